@@ -419,7 +419,10 @@ class Far:
 def test_saved_here_loaded_there(tmp_path):
     url = f"file://{tmp_path}/far"
     one = Far(url, near(tmp_path), Keep(last=2))
-    paths = [save(near(tmp_path), commit) for commit in (1, 2, 3)]
+    paths = []
+    for commit in (1, 2, 3):
+        parent = paths[-1].name if paths else None
+        paths.append(save(near(tmp_path), commit, parent))
     one.tier.committed()
     one.tier.finish(HANG_GUARD_S)
     assert sorted(one.names("uploaded")) == [paths[1].name, paths[2].name]  # 1 would not stay

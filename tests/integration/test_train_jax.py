@@ -1,10 +1,12 @@
 """Trees of JAX in our files: what is taken, what comes back, and what is refused. One process."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 from phalanx import checkpoint
-from phalanx.errors import NotSupported, RestoreMismatch, SpecInvalid, TrainingError, UserError
+from phalanx.errors import PermissionDenied, RestoreMismatch, SpecInvalid, TrainingError, UserError
 
 jax = pytest.importorskip("jax", reason="needs JAX: make test-extras installs it")
 
@@ -89,9 +91,31 @@ def test_mistakes_are_said(tmp_path, monkeypatch):
         list(begun(tmp_path).steps(2))
     with pytest.raises(SpecInvalid, match="checkpoint_every"):
         begun(tmp_path, checkpoint_every="sometimes")
-    monkeypatch.setenv("PHALANX_CHECKPOINT_COMPRESS", "zstd")
-    with pytest.raises(NotSupported, match="compressed"):
-        begun(tmp_path)
+    with pytest.raises(SpecInvalid, match="checkpoint_compress"):
+        begun(tmp_path, checkpoint_compress="lzma")
+
+
+def test_trees_are_compressed_encrypted_and_copied_to_a_store(tmp_path, monkeypatch):
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("TREE_KEY", bytes(range(32)).hex())
+    options = {
+        "checkpoint_compress": "zstd",
+        "checkpoint_key_env": "TREE_KEY",
+        "checkpoint_store": f"file://{tmp_path}/far",
+        "checkpoint_every": "2 steps",
+    }
+    run = begun(tmp_path, **options)
+    for step in run.steps(3):
+        run.commit(tree(step + 1))
+    (newest, *_) = found = checkpoint.list_checkpoints(tmp_path / "store")
+    assert newest.manifest.encryption is not None
+    far = {path.parent.name for path in (tmp_path / "far").glob("*/MANIFEST.json")}
+    assert far == {one.manifest.name for one in found}
+    shutil.rmtree(tmp_path / "store")
+    back = begun(tmp_path, **options).restore(tree(0))
+    same(back, tree(3))
+    with pytest.raises(PermissionDenied):
+        begun(tmp_path).restore(tree(0))
 
 
 def test_a_full_disk_costs_a_warning_and_no_training(tmp_path):

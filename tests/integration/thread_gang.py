@@ -103,7 +103,10 @@ def trained(fill, width=130):
 
 
 class ThreadGang:
-    """`world` savers over one directory; `disks` is called with a rank."""
+    """`world` savers over one directory; `disks` is called with a rank.
+
+    `store` and `storage` may also be called with a rank, for folders and stores of their own.
+    """
 
     def __init__(
         self,
@@ -115,6 +118,7 @@ class ThreadGang:
         resumption=Resumption,
         width=130,
         storage=None,
+        **place,
     ):
         self.width = width
         self.resumption = resumption
@@ -124,16 +128,16 @@ class ThreadGang:
         self.savers = []
         for rank in range(world):
             options = {"checkpoint": CheckpointPolicy(keep=keep)} if keep else {}
-            info = RankInfo(rank=rank, world_size=world, local_world_size=world, **options)
+            info = RankInfo(rank=rank, world_size=world, local_world_size=world, **options, **place)
             saver = CheckpointDirectory(
-                store,
+                store(rank) if callable(store) else store,
                 info,
                 ThreadChannel(meeting, rank),
                 self.reports[rank],
                 SystemClock(),
                 disks(rank),
                 staging(),
-                storage,
+                storage(rank) if callable(storage) else storage,
             )
             model, opt = self.pairs[rank]
             saver.watch([model], [opt], "ddp")

@@ -105,14 +105,17 @@ class Encryption:
         """The manifest with the parameters that a reader needs."""
         return manifest
 
-    def opener(self, manifest: Manifest) -> Opener:
-        """How its files are read. Raises CheckpointCorrupt, or PermissionDenied without its key."""
+    def opener(self, manifest: Manifest, stored: Opener = VerifiedFile) -> Opener:
+        """How its files are read, of which `stored` opens the bytes.
+
+        Raises CheckpointCorrupt, or PermissionDenied without its key.
+        """
         if manifest.encryption is not None:
             raise PermissionDenied(
                 f"{manifest.name} is encrypted with key {manifest.encryption.get('key')}",
                 self._hint,
             )
-        return VerifiedFile
+        return stored
 
 
 class AesGcmEncryption(Encryption):
@@ -135,7 +138,7 @@ class AesGcmEncryption(Encryption):
         tag = _manifest_tag(self._writer, marked)
         return replace(marked, encryption={"cipher": CIPHER, "key": self._writer.id, "tag": tag})
 
-    def opener(self, manifest: Manifest) -> Opener:
+    def opener(self, manifest: Manifest, stored: Opener = VerifiedFile) -> Opener:
         """Files decrypted on the way. A checkpoint that is not encrypted is refused.
 
         Raises CheckpointCorrupt, or PermissionDenied when none of the keys is the right one.
@@ -154,7 +157,7 @@ class AesGcmEncryption(Encryption):
         if not hmac.compare_digest(_manifest_tag(key, bare), str(said.get("tag"))):
             raise CheckpointCorrupt(f"{manifest.name}: the manifest was changed after the save")
         return lambda root, entry: EncryptedFile(
-            VerifiedFile(root, entry), key, f"{manifest.name}/{entry.path}", str(root / entry.path)
+            stored(root, entry), key, f"{manifest.name}/{entry.path}", str(root / entry.path)
         )
 
 

@@ -68,7 +68,7 @@ def look(store: ObjectStore, known: Mapping[str, Manifest] | None = None) -> Rem
             debris[name] = max(found.changed_at_s for found in files.values())
             continue
         try:
-            manifest = (known or {}).get(name) or _manifest_of(store.get(_at(name, MANIFEST)), name)
+            manifest = (known or {}).get(name) or manifest_of(store.get(_at(name, MANIFEST)), name)
             _check_sizes(manifest, files)
             good[name] = manifest
         except (CheckpointCorrupt, NotFound) as error:
@@ -80,7 +80,8 @@ def _at(name: str, path: str) -> str:
     return f"{name}/{path}"
 
 
-def _manifest_of(data: bytes, name: str) -> Manifest:
+def manifest_of(data: bytes, name: str) -> Manifest:
+    """The manifest in an object's bytes. Raises CheckpointCorrupt, also for paths that lead outside."""
     try:
         return parse_manifest(data, name)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -132,20 +133,11 @@ class CheckpointUpload:
             store.put(_at(name, entry.path), pieces, entry.size_bytes)
             sent += entry.size_bytes
         objects = {found.name: found for found in store.objects()}
-        _check_arrived(self.manifest, objects)
-        self._commit(store)
-        return sent
-
-    def _commit(self, store: ObjectStore) -> None:
-        place = _at(self.manifest.name, MANIFEST)
+        check_arrived(self.manifest, objects)
         file = self._files[MANIFEST]
         file.seek(0)
-        data = file.read()
-        store.create(place, data)
-        # An earlier try may have succeeded unanswered, and a server without conditional writes
-        # accepts both writers: only the content that is read back counts.
-        if store.get(place) != data:
-            raise CheckpointCorrupt(f"{place}: another process has written it")
+        commit_manifest(store, name, file.read())
+        return sent
 
     def _pieces(self, entry: FileEntry) -> Iterator[bytes]:
         """The file's bytes; the last block only goes out when the digest of all is right."""
@@ -163,7 +155,18 @@ class CheckpointUpload:
             yield held
 
 
-def _check_arrived(manifest: Manifest, objects: Mapping[str, ObjectInfo]) -> None:
+def commit_manifest(store: ObjectStore, name: str, data: bytes) -> None:
+    """Write a manifest if there is none, and read it back. Raises CheckpointCorrupt if it is another."""
+    place = _at(name, MANIFEST)
+    store.create(place, data)
+    # An earlier try may have succeeded unanswered, and a server without conditional writes
+    # accepts both writers: only the content that is read back counts.
+    if store.get(place) != data:
+        raise CheckpointCorrupt(f"{place}: another process has written it")
+
+
+def check_arrived(manifest: Manifest, objects: Mapping[str, ObjectInfo]) -> None:
+    """Raise CheckpointUnavailable unless every file is there at its full size."""
     try:
         mine = {
             entry.path: objects[_at(manifest.name, entry.path)]
@@ -183,7 +186,7 @@ def fetch(store: ObjectStore, name: str, into: Path, suffix: str, disk: Disk | N
     """
     disk = disk or Disk()
     data = store.get(_at(name, MANIFEST))
-    manifest = _manifest_of(data, name)
+    manifest = manifest_of(data, name)
     root = into / f"{name}.{suffix}{DEBRIS}"
     try:
         folders = {root}

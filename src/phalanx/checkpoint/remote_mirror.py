@@ -21,6 +21,7 @@ from typing import IO, Any
 from phalanx.checkpoint.catalog import CommittedCheckpoint, scan
 from phalanx.checkpoint.remote import CheckpointUpload, RemoteListing, fetch, look, retain
 from phalanx.checkpoint.remote_store import ObjectStore, brief, open_store
+from phalanx.checkpoint.store_first.requests import WITHOUT_REPLY, StoreFirstRequests
 from phalanx.core.training.checkpoints import Keep, Manifest, expired
 from phalanx.errors import (
     CheckpointCorrupt,
@@ -124,8 +125,13 @@ class Program:
         """Raises NotSupported."""
         self._store = open_store(opening["url"], os.environ)  # noqa: TID251
         self._local = Path(opening["local"])
-        keep = Keep.from_json(opening["keep"])
-        self._mirror = Mirror(self._store, self._local, keep, emit, SystemClock())
+        keep, clock = Keep.from_json(opening["keep"]), SystemClock()
+        self._mirror = Mirror(self._store, self._local, keep, emit, clock)
+        self._parts = (
+            StoreFirstRequests(self._store, opening, keep, emit, clock)
+            if "order" in opening
+            else None
+        )
         self._requests, self._emit = requests, emit
         self._warned = ""
 
@@ -136,9 +142,12 @@ class Program:
             request = self._next(busy, wait_s)
             if request is not None:
                 finishing = finishing or request["op"] == "finish"
-                busy = busy or request["op"] in ("mirror", "finish")
+                if self._parts is None:
+                    busy = busy or request["op"] in ("mirror", "finish")
                 self._answer(request)
                 wait_s = None
+                if finishing and self._parts is not None:
+                    break  # a rank waits for every part that it uploads: nothing is left
                 continue
             try:
                 busy, wait_s = self._mirror.step(), None
@@ -171,8 +180,13 @@ class Program:
             elif request["op"] == "fetch":
                 path = fetch(self._store, request["name"], self._local, random_hex(8))
                 self._emit({"event": "fetched", "path": str(path)})
+            elif self._parts is not None:
+                self._parts.answer(request)
         except Exception as error:
-            self._emit(_refusal(error))
+            if request["op"] in WITHOUT_REPLY:
+                self._warn(f"in the object store: {_refusal(error)['message']}")
+            else:
+                self._emit(_refusal(error))
 
 
 def listen(lines: IO[bytes], requests: queue.Queue[Any], parent: int) -> None:

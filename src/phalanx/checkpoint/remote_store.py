@@ -6,6 +6,7 @@ The client runs threads of its own, which a fork leaves behind: only a process o
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -93,20 +94,24 @@ class ObjectStore:
         self._client, self._attempts, self._pause = client, attempts, pause
         self._rng = random.Random()
 
-    def objects(self) -> list[ObjectInfo]:
-        """All objects below the prefix."""
-        return self._retried(self._objects)
+    def objects(self, below: str | None = None) -> list[ObjectInfo]:
+        """All objects below the prefix, or below one name in it."""
+        return self._retried(lambda: self._objects(below))
 
-    def _objects(self) -> list[ObjectInfo]:
+    def _objects(self, below: str | None) -> list[ObjectInfo]:
         return [
             ObjectInfo(one["path"], one["size"], one["last_modified"].timestamp())
-            for chunk in self._client.list()
+            for chunk in self._client.list(below)
             for one in chunk
         ]
 
     def get(self, name: str) -> bytes:
         """A small object. Raises NotFound."""
         return self._retried(lambda: bytes(self._client.get(name).bytes()))
+
+    def get_range(self, name: str, begin: int, end: int) -> Any:
+        """The bytes of an object from `begin` to `end`, which is not part of it. Raises NotFound."""
+        return self._retried(lambda: self._client.get_range(name, start=begin, end=end))
 
     def stream(self, name: str) -> Iterator[Any]:
         """An object, piece by piece; a break in the middle raises, too. Raises NotFound."""
@@ -130,6 +135,27 @@ class ObjectStore:
         self._retried(
             lambda: self._client.put(name, iter(pieces()), chunk_size=part, max_concurrency=4)
         )
+
+    def put_stream(self, name: str, pieces: Iterator[Any], size_bytes: int) -> None:
+        """Make an object of pieces that exist only once; it appears whole or not at all.
+
+        `size_bytes` is about how large it will be. The client tries a part again; this does not.
+        """
+        held, size = [], 0
+        try:
+            for piece in pieces:
+                held.append(piece)
+                size += len(piece)
+                if size > _PART_BYTES:
+                    break
+            else:
+                self._retried(lambda: self._client.put(name, b"".join(held), use_multipart=False))
+                return
+            part = max(_PART_BYTES, -(-2 * size_bytes // _MAX_PARTS))
+            rest = itertools.chain(held, pieces)
+            self._client.put(name, rest, chunk_size=part, max_concurrency=4)
+        except Exception as error:
+            raise _translated(error) from error
 
     def create(self, name: str, data: bytes) -> bool:
         """Make a small object unless there is one; whether it was made.

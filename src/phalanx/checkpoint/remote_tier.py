@@ -17,6 +17,7 @@ from phalanx.core.training.checkpoints import Keep, Manifest
 from phalanx.errors import (
     CheckpointCorrupt,
     CheckpointUnavailable,
+    Conflict,
     NotFound,
     NotSupported,
     PermissionDenied,
@@ -28,6 +29,7 @@ _RAISED: dict[str, type[PlatformError]] = {
     "permission_denied": PermissionDenied,
     "not_supported": NotSupported,
     "checkpoint_corrupt": CheckpointCorrupt,
+    "conflict": Conflict,
 }
 
 Tell = Callable[[str, Mapping[str, Any]], None]
@@ -78,7 +80,10 @@ class RemoteTier(CheckpointTier):
 
     def manifests(self) -> Mapping[str, Manifest]:
         """Remote checkpoints by name; bad ones are reported and kept."""
-        reply = self._ask({"op": "list"})
+        return self._listed({"op": "list"})
+
+    def _listed(self, request: Mapping[str, Any]) -> Mapping[str, Manifest]:
+        reply = self._ask(request)
         for why in reply["bad"].values():
             self._tell("warn", {"message": f"in the object store: {why}"})
         found = [Manifest.from_json(body) for body in reply["manifests"]]
@@ -131,8 +136,15 @@ class RemoteTier(CheckpointTier):
             _end(child)
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._begin(request)
+        return self._reply()
+
+    def _begin(self, request: Mapping[str, Any]) -> None:
+        """Send a request; `_reply` waits for its answer."""
         self._forget_replies()
         self._send(request)
+
+    def _reply(self) -> dict[str, Any]:
         reply = self._replies.get()
         if reply["event"] == "failed":
             raised = _RAISED.get(reply["error"], CheckpointUnavailable)
@@ -159,19 +171,24 @@ class RemoteTier(CheckpointTier):
                     _write(child, request)
                     return
                 except BrokenPipeError:
-                    continue
+                    # It is ending: until that is done it still counts as a process that runs.
+                    _end(child)
+                    self._child = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(
+        self, more: Mapping[str, Any] | None = None, pass_fds: tuple[int, ...] = ()
+    ) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
             [sys.executable, "-m", "phalanx.checkpoint.remote_mirror"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
             env=self._env,
+            pass_fds=pass_fds,
         )
         self._child = child
         threading.Thread(target=self._listen, args=(child,), daemon=True).start()
-        _write(child, self._opening)
+        _write(child, {**self._opening, **(more or {})})
         return child
 
     def _listen(self, child: subprocess.Popen[bytes]) -> None:
@@ -181,7 +198,8 @@ class RemoteTier(CheckpointTier):
             for line in child.stdout:
                 last = json.loads(line)
                 self._hear(dict(last))
-        if last.get("event") != "finished":
+        # The end of a process that was replaced is no answer to what the new one was asked.
+        if last.get("event") != "finished" and self._child in (child, None):
             message = "the process that copies checkpoints has died"
             self._replies.put({"event": "failed", "error": "unavailable", "message": message})
 

@@ -122,7 +122,8 @@ def _saver(
     if info.checkpoint_dir is None:
         return Saver()
     staging = Staging() if info.checkpoint.background else NoStaging()
-    channel, storage = connection.private_channel(), storage_for(info, report)
+    channel = connection.private_channel()
+    storage = storage_for(info, report, channel)
     return CheckpointDirectory(
         info.checkpoint_dir, info, channel, report, clock, disk, staging, storage
     )

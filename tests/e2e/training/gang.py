@@ -42,8 +42,9 @@ class Nursery:
         self.process.stdin.flush()
         return self._answer()
 
-    def spawn(self, env, argv, out):
-        return self.ask(do="spawn", env=env, argv=[str(a) for a in argv], out=str(out))["pid"]
+    def spawn(self, env, argv, out, bind=None):
+        words = [str(a) for a in argv]
+        return self.ask(do="spawn", env=env, argv=words, out=str(out), bind=bind)["pid"]
 
     def poll(self):
         for pid, status in self.ask(do="poll")["ended"].items():
@@ -87,6 +88,7 @@ class Gang:
                 self.env(rank, port),
                 [self.script, "--out", self.root / "out", *self.args],
                 here / f"r{rank}.out",
+                self.bind(rank),
             )
             for rank in range(self.world)
         ]
@@ -117,6 +119,10 @@ class Gang:
             "TORCHELASTIC_ERROR_FILE": str(here / f"r{rank}.error.json"),
             **self.extra,
         }
+
+    def bind(self, rank):
+        """(folder, where) that only this rank sees there; None: ranks see the same files."""
+        return None
 
     def here(self, generation=None):
         number = self.generation if generation is None else generation

@@ -25,6 +25,20 @@ import phalanx.train.start
 import phalanx.train.step.engine  # noqa: F401
 
 PR_SET_PDEATHSIG = 1
+CLONE_NEWNS, MS_REC, MS_PRIVATE, MS_BIND = 0x20000, 0x4000, 1 << 18, 0x1000
+
+
+def mount_own(source, target):
+    """See `source` at `target`, in a mount namespace of this process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for call, words in (
+        (libc.unshare, (CLONE_NEWNS,)),
+        (libc.mount, (b"none", b"/", None, MS_REC | MS_PRIVATE, None)),
+        (libc.mount, (source.encode(), target.encode(), None, MS_BIND, None)),
+    ):
+        if call(*words):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), target)
 
 
 def become_rank(order):
@@ -36,6 +50,8 @@ def become_rank(order):
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.environ.update(order["env"])
+    if order.get("bind"):
+        mount_own(*order["bind"])
     torch.set_num_threads(int(order["env"].get("OMP_NUM_THREADS", "1")))
     sys.argv[:] = order["argv"]
     sys.path.insert(0, os.path.dirname(order["argv"][0]))

@@ -17,8 +17,9 @@ from phalanx import checkpoint
 from phalanx.checkpoint import compression, tensorfile
 from phalanx.core.training.checkpoints import FileEntry, Manifest
 from phalanx.errors import CheckpointCorrupt
+from phalanx.train.gang.context import RankInfo
 from phalanx.train.state import sharding, tree
-from phalanx.train.state.committer import STATE, shard_file
+from phalanx.train.state.committer import STATE, differences, shard_file
 
 _LATER = ("models", "optimizers", "compression", "sync")
 
@@ -40,6 +41,13 @@ class Restored:
     differs: str | None
     read: Mapping[str, checkpoint.VerifiedFile] | None = None
     """Its files if they are verified as they are read; None if they were verified before."""
+    url: str | None = None
+    """Where it is committed, if that is not `path`."""
+
+    @property
+    def place(self) -> str:
+        """Return the folder or URL where it is committed."""
+        return self.url or str(self.path)
 
     def rng_of(self, rank: int) -> bytes | None:
         """Return the saved random generators of a rank; None if there was no such rank."""
@@ -98,3 +106,14 @@ def device_text() -> str:
     if torch.cuda.is_available():
         return f"cuda:{torch.cuda.get_device_name()}"
     return f"cpu:{torch.backends.cpu.get_cpu_capability()}"
+
+
+def resume_differs(manifest: Manifest, info: RankInfo) -> str | None:
+    """Return the differences that make a resume here not bit-identical; None without any."""
+    facts = {
+        "world size": (manifest.world_size, info.world_size),
+        "torch": (manifest.versions.get("torch"), torch.__version__),
+        "threads": (manifest.threads, torch.get_num_threads()),
+        "device": (manifest.device, device_text()),
+    }
+    return differences(facts)

@@ -1,26 +1,30 @@
 """The commit of written files as a checkpoint, for every framework. It does not import torch.
 
-Every rank writes its file with `write_part`; rank 0 gathers what they return and commits.
+Every rank writes its file with `PartWriter`; rank 0 gathers what they return and commits.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import phalanx
 from phalanx import checkpoint
+from phalanx.checkpoint import tensorfile
 from phalanx.checkpoint.commit import DEBRIS
+from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.contract.records import (
     CheckpointRecord,
     QuarantinedRecord,
     RemovedRecord,
+    UploadedRecord,
     WarningRecord,
 )
 from phalanx.core.training.checkpoints import FileEntry, Manifest, Position, root_after
+from phalanx.errors import PlatformError
 from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
@@ -35,16 +39,95 @@ def shard_file(rank: int) -> str:
     return f"shard-{rank:05d}/{STATE}"
 
 
-def write_part(
-    disk: checkpoint.Disk, store: Path, name: str, rank: int, pieces: Iterable[Any]
-) -> dict[str, Any]:
-    """Write the file of a rank; returns its entry as JSON values, or `error`."""
-    try:
-        entry = checkpoint.write_shard(disk, store / (name + DEBRIS), shard_file(rank), pieces)
-    except (OSError, MemoryError) as error:
-        return {"error": f"rank {rank}: {error}"}
-    row = {"path": entry.path, "size_bytes": entry.size_bytes, "digest": entry.digest}
-    return {**row, "chunks": entry.chunks}
+class PartWriter:
+    """Writes the file of one rank: into the draft's folder, or straight into the object store."""
+
+    def __init__(
+        self, store: Path, rank: int, disk: checkpoint.Disk, storage: CheckpointStorage
+    ) -> None:
+        self._store, self._path, self._rank = store, shard_file(rank), rank
+        self._disk, self._storage = disk, storage
+
+    def write(
+        self, name: str, tree: Any, blobs: Sequence[tensorfile.TensorBytes]
+    ) -> dict[str, Any]:
+        """Write a part of checkpoint `name`; returns its entry as JSON values, or `error`."""
+        try:
+            entry = self._write(name, tree, blobs)
+        except (OSError, MemoryError) as error:
+            return {"error": f"rank {self._rank}: {error}"}
+        except PlatformError as error:
+            return {"error": f"rank {self._rank}: {error.message}"}
+        row = {"path": entry.path, "size_bytes": entry.size_bytes, "digest": entry.digest}
+        return {**row, "chunks": entry.chunks}
+
+    def _write(self, name: str, tree: Any, blobs: Sequence[tensorfile.TensorBytes]) -> FileEntry:
+        def pieces() -> Iterable[Any]:
+            plain = tensorfile.lay_out(tree, blobs)
+            packed = self._storage.compression.wrap(plain)
+            return self._storage.encryption.wrap(f"{name}/{self._path}", packed)
+
+        tier = self._storage.store_first
+        if tier is not None:
+            return tier.put(name, self._path, pieces, sum(blob.size_bytes for blob in blobs))
+        return checkpoint.write_shard(
+            self._disk, self._store / (name + DEBRIS), self._path, pieces()
+        )
+
+
+class Draft(Protocol):
+    """A checkpoint that is being written, in a folder or in an object store."""
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name."""
+        ...
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """The files that it has so far."""
+        ...
+
+    def adopt(self, entry: FileEntry) -> None:
+        """Add a file that a rank has written. Raises OSError."""
+        ...
+
+    def commit(self, manifest: Manifest) -> Path | str:
+        """Publish the checkpoint; returns its folder or URL. Raises OSError."""
+        ...
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        ...
+
+
+class StoreDraft:
+    """A checkpoint in an object store that is not committed yet. Raises OSError as a folder does."""
+
+    def __init__(self, tier: StoreFirstTier, name: str) -> None:
+        self.name = name
+        self._tier = tier
+        self._files: list[FileEntry] = []
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """What the ranks have uploaded so far, for the manifest."""
+        return tuple(self._files)
+
+    def adopt(self, entry: FileEntry) -> None:
+        """Add a file that a rank has uploaded; the commit looks for it."""
+        self._files.append(entry)
+
+    def commit(self, manifest: Manifest) -> str:
+        """Publish the checkpoint; returns its URL. Raises OSError."""
+        try:
+            return self._tier.commit(manifest)
+        except PlatformError as error:
+            raise OSError(error.message) from error
+
+    def abandon(self) -> None:
+        """Have what was uploaded deleted."""
+        self._tier.abandon(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +196,10 @@ class Committer:
         self._parent = manifest
         self.seen(manifest.commit)
 
-    def open(self, name: str, step: int) -> checkpoint.CheckpointWriter | None:
+    def open(self, name: str, step: int) -> Draft | None:
         """Open a checkpoint for writing; None, with a warning, where the disk refuses."""
+        if self._storage.store_first is not None:
+            return StoreDraft(self._storage.store_first, name)
         try:
             return checkpoint.CheckpointWriter(self._store, name, self._disk)
         except OSError as error:
@@ -123,7 +208,7 @@ class Committer:
 
     def commit(
         self,
-        writer: checkpoint.CheckpointWriter,
+        writer: Draft,
         rows: Iterable[Mapping[str, Any]],
         saved: SavedState,
     ) -> bool:
@@ -142,27 +227,33 @@ class Committer:
             return False
         return True
 
-    def finish(self, writer: checkpoint.CheckpointWriter, manifest: Manifest, began: float) -> Path:
-        """Commit a manifest, report it and apply retention; returns the folder. Raises OSError."""
-        path = writer.commit(manifest)
+    def finish(self, writer: Draft, manifest: Manifest, began: float) -> str:
+        """Commit a manifest, report it and apply retention; returns where it is. Raises OSError."""
+        path = str(writer.commit(manifest))
+        took_s = round(self._clock.monotonic() - began, 6)
         self._parent, self._number = manifest, manifest.commit
         self.last_why = manifest.why
         self._report.write(
             CheckpointRecord(
-                path=str(path),
+                path=path,
                 name=manifest.name,
                 step=manifest.step,
                 epoch=manifest.position.total_passes,
                 position=manifest.position.consumed,
                 commit=manifest.commit,
                 bytes=manifest.size_bytes,
-                save_s=round(self._clock.monotonic() - began, 6),
+                save_s=took_s,
                 why=manifest.why,
                 metrics=dict(manifest.metrics),
             )
         )
-        self._storage.tier.committed()
-        self._retain()
+        if self._storage.store_first is not None:
+            uploaded = UploadedRecord(name=manifest.name, bytes=manifest.size_bytes, took_s=took_s)
+            self._report.write(uploaded)
+            self._storage.store_first.retire(manifest.name)
+        else:
+            self._storage.tier.committed()
+            self._retain()
         return path
 
     def warn(self, step: int, why: str) -> None:
@@ -170,7 +261,7 @@ class Committer:
         message = f"the checkpoint of step {step} could not be saved: {why}"
         self._report.write(WarningRecord(message))
 
-    def _manifest(self, writer: checkpoint.CheckpointWriter, saved: SavedState) -> Manifest:
+    def _manifest(self, writer: Draft, saved: SavedState) -> Manifest:
         info, parent = self._info, self._parent
         python = ".".join(str(part) for part in sys.version_info[:3])
         return Manifest(

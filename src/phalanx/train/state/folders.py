@@ -70,7 +70,7 @@ def save(
         report.write(StepRecord(step=step, epoch=0, consumed=0))
         made = committer.finish(writer, manifest, began)
         _continued[info.checkpoint_dir] = manifest
-        return made
+        return Path(made)
     except BaseException:
         writer.abandon()
         raise

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from phalanx import checkpoint
 from phalanx.core.contract.records import WarningRecord
 from phalanx.core.training.checkpoints import FileEntry, Manifest, lineages
@@ -14,8 +12,8 @@ from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
-from phalanx.train.state.checkpoint_reader import Restored, device_text, read_state
-from phalanx.train.state.committer import differences, set_aside
+from phalanx.train.state.checkpoint_reader import Restored, read_state, resume_differs
+from phalanx.train.state.committer import set_aside
 from phalanx.train.state.storage import CheckpointStorage
 
 # How a checkpoint is opened, as rank 0 sends it: whether an older candidate is left.
@@ -41,6 +39,10 @@ class ResumeChoice:
         self._store, self._info, self._channel = store, info, channel
         self._report, self._disk = report, disk
         self._untried: list[Path] | None = None
+
+    def kept(self) -> list[Manifest]:
+        """Return the manifests of the committed checkpoints."""
+        return [one.manifest for one in checkpoint.list_checkpoints(self._store)]
 
     def open(self, storage: CheckpointStorage) -> Restored | None:
         """Return the newest checkpoint of the head's lineage that was not tried yet.
@@ -127,17 +129,7 @@ class ResumeChoice:
             state, rng = read_state(path, manifest, opener)
         except (CheckpointCorrupt, CheckpointNotFound) as error:
             return None, error.message
-        return Restored(path, manifest, state, rng, self._differs(manifest), read), ""
-
-    def _differs(self, manifest: Manifest) -> str | None:
-        """Return the differences that make a resume here not bit-identical; None without any."""
-        facts = {
-            "world size": (manifest.world_size, self._info.world_size),
-            "torch": (manifest.versions.get("torch"), torch.__version__),
-            "threads": (manifest.threads, torch.get_num_threads()),
-            "device": (manifest.device, device_text()),
-        }
-        return differences(facts)
+        return Restored(path, manifest, state, rng, resume_differs(manifest, self._info), read), ""
 
 
 def _next(candidates: list[Path], storage: CheckpointStorage) -> str:

@@ -73,7 +73,7 @@ class Resumption:
             self.restored = self._source.open()
             if self.restored is None:
                 raise CheckpointCorrupt(
-                    f"{bad.path}: {why}; there is no other checkpoint to resume from"
+                    f"{bad.place}: {why}; there is no other checkpoint to resume from"
                 )
             for place in self._places:
                 if not self._problem:

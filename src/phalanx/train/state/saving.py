@@ -33,10 +33,11 @@ from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 from phalanx.train.state import sharding, tree
 from phalanx.train.state.checkpoint_reader import Restored, device_text
-from phalanx.train.state.committer import Committer, SavedState, shard_file, write_part
+from phalanx.train.state.committer import Committer, Draft, PartWriter, SavedState
 from phalanx.train.state.resume_choice import ResumeChoice
 from phalanx.train.state.staging import NoStaging, Staging
 from phalanx.train.state.storage import CheckpointStorage
+from phalanx.train.state.store_first.choice import StoreFirstChoice
 
 # Training ends after these, so a copy would save no time.
 _AWAITED = frozenset({"final", "stop"})
@@ -162,10 +163,15 @@ class CheckpointDirectory(Saver):
         self._thread: threading.Thread | None = None
         self._warming: threading.Thread | None = None
         self._outcome = SaveOutcome.FAILED
-        self._choice = ResumeChoice(store, info, channel, report, disk)
         self._durations: list[float] = []
         self.storage = storage or CheckpointStorage()
+        self._choice: ResumeChoice | StoreFirstChoice = ResumeChoice(
+            store, info, channel, report, disk
+        )
+        if self.storage.store_first is not None:
+            self._choice = StoreFirstChoice(self.storage.store_first, store, info, channel, report)
         self._committer = Committer(store, info, report, clock, disk, self.storage)
+        self._part = PartWriter(store, info.rank, disk, self.storage)
 
     @property
     def estimate_s(self) -> float:
@@ -190,11 +196,11 @@ class CheckpointDirectory(Saver):
         self._strategy = strategy
 
     def best_known(self) -> float | None:
-        """Return the best value of the kept metric among the local checkpoints."""
+        """Return the best value of the kept metric among the checkpoints."""
         best = self._info.checkpoint.keep.best
         if best is None:
             return None
-        found = best_of([one.manifest for one in checkpoint.list_checkpoints(self._store)], best)
+        found = best_of(self._choice.kept(), best)
         return float(found[0].metrics[best.metric]) if found else None
 
     def open(self) -> Restored | None:
@@ -316,29 +322,21 @@ class CheckpointDirectory(Saver):
             name = self._channel.broadcast("")
         if name in ("", SaveOutcome.DISAGREED.name):
             return SaveOutcome.DISAGREED if name else SaveOutcome.FAILED
-        rows = self._channel.gather(self._write_part(name, image))
+        row = self._part.write(name, image.head, image.blobs)
+        rows = self._channel.gather(json.dumps(row).encode())
         done = writer is not None and self._commit_all(writer, image, rows)
         committed = self._channel.broadcast("yes" if done else "") == "yes"
+        if self.storage.store_first is not None:
+            self.storage.store_first.keep_near(name, committed)
         return SaveOutcome.COMMITTED if committed else SaveOutcome.FAILED
 
-    def _open(
-        self, image: RankSnapshot, signatures: Sequence[bytes]
-    ) -> checkpoint.CheckpointWriter | None:
+    def _open(self, image: RankSnapshot, signatures: Sequence[bytes]) -> Draft | None:
         if len(set(signatures)) > 1:
             return None
         step = image.request.step
         return self._committer.open(checkpoint_name(step, random_hex(8)), step)
 
-    def _write_part(self, name: str, image: RankSnapshot) -> bytes:
-        """Write this rank's file; returns its entry for rank 0, or the error."""
-        compressed = self.storage.compression.wrap(tensorfile.lay_out(image.head, image.blobs))
-        rank = self._info.rank
-        pieces = self.storage.encryption.wrap(f"{name}/{shard_file(rank)}", compressed)
-        return json.dumps(write_part(self._disk, self._store, name, rank, pieces)).encode()
-
-    def _commit_all(
-        self, writer: checkpoint.CheckpointWriter, image: RankSnapshot, rows: Iterable[bytes]
-    ) -> bool:
+    def _commit_all(self, writer: Draft, image: RankSnapshot, rows: Iterable[bytes]) -> bool:
         """Commit the checkpoint if every rank wrote its part, else remove it (rank 0)."""
         request, world_size = image.request, self._info.world_size
         saved = SavedState(

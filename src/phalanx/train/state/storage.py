@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from phalanx.checkpoint import CheckpointListing
 from phalanx.checkpoint.compression import FileCompression, compression_for
 from phalanx.checkpoint.encryption import AesGcmEncryption, Encryption
 from phalanx.checkpoint.remote_tier import CheckpointTier, RemoteTier, known
+from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.contract.records import WarningRecord, make
 from phalanx.core.training.checkpoints import Manifest
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
+from phalanx.train.gang.shared_folder import Collectives, refusal, strangers
 
 UPLOAD_LIMIT_S = 600.0  # after the last step of a run that was not asked to stop
 _SHARE_OF_GRACE = 0.4
@@ -25,6 +29,8 @@ class CheckpointStorage:
     tier: CheckpointTier = field(default_factory=CheckpointTier)
     encryption: Encryption = field(default_factory=Encryption)
     compression: FileCompression = field(default_factory=FileCompression)
+    store_first: StoreFirstTier | None = None
+    """The tier again, where checkpoints are committed in the object store and not in a folder."""
 
     def known(self, listing: CheckpointListing, report: Report) -> dict[str, Manifest]:
         """Return the manifests of both tiers by name; see `remote_tier.known`."""
@@ -41,15 +47,27 @@ class CheckpointStorage:
         self.tier.finish(limits.get(why, _FAILED_LIMIT_S))
 
 
-def storage_for(info: RankInfo, report: Report) -> CheckpointStorage:
-    """What this rank needs: every rank the keys, rank 0 the store. Raises NotSupported."""
+def storage_for(info: RankInfo, report: Report, channel: Collectives) -> CheckpointStorage:
+    """Return the storage layers of this rank, after all have agreed whether they share a folder.
+
+    With a shared folder rank 0 has the store, without one every rank. Collective. Raises NotSupported;
+    UserError or CheckpointUnavailable where the ranks share neither a folder nor a store.
+    """
     encryption: Encryption = AesGcmEncryption(info.keys) if info.keys else Encryption()
+    compression = compression_for(info.checkpoint.compress)
+    folder, url, keep = info.checkpoint_dir, info.checkpoint.store, info.checkpoint.keep
+    if folder is None:
+        return CheckpointStorage(CheckpointTier(), encryption, compression)
+
+    def tell(kind: str, said: Mapping[str, Any]) -> None:
+        report.write(make(kind, said))
+
+    if apart := strangers(folder, info, channel):
+        if url is None:
+            raise refusal(folder, apart, info)
+        first = StoreFirstTier(url, folder, keep, tell, (info.attempt, info.generation))
+        return CheckpointStorage(first, encryption, compression, first)
     tier: CheckpointTier = CheckpointTier()
-    if info.is_main and info.checkpoint.store is not None and info.checkpoint_dir is not None:
-        tier = RemoteTier(
-            info.checkpoint.store,
-            info.checkpoint_dir,
-            info.checkpoint.keep,
-            lambda kind, said: report.write(make(kind, said)),
-        )
-    return CheckpointStorage(tier, encryption, compression_for(info.checkpoint.compress))
+    if info.is_main and url is not None:
+        tier = RemoteTier(url, folder, keep, tell)
+    return CheckpointStorage(tier, encryption, compression)

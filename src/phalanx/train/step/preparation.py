@@ -79,7 +79,7 @@ class RunPreparation:
         manifest, why = restored.manifest, restored.differs or self._parts.rounds.inexact
         self._components.report.write(
             RestoredRecord(
-                path=str(restored.path),
+                path=restored.place,
                 name=manifest.name,
                 step=manifest.step,
                 epoch=manifest.position.total_passes,

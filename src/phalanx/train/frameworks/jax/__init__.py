@@ -30,15 +30,29 @@ def init(
     checkpoint_dir: str | Path | None = None,
     checkpoint_every: str | None = None,
     checkpoint_keep: Mapping[str, Any] | None = None,
+    checkpoint_compress: str | None = None,
+    checkpoint_store: str | None = None,
+    checkpoint_key_env: str | None = None,
+    checkpoint_key_file: str | Path | None = None,
 ) -> JaxRun:
     """Meet the other processes (`jax.distributed.initialize`), and begin to report and to heed stops.
 
     Call it before anything else touches a device. The arguments count where the launcher names no
     directory; with none from either, nothing is saved. `checkpoint_every` is `10m`, `500 steps` or
-    `auto`, `checkpoint_keep` says which stay (`{"last": 3}`). Raises SpecInvalid when an argument or the
-    environment makes no sense, NotSupported for encryption, compression and object stores.
+    `auto`, `checkpoint_keep` says which stay (`{"last": 3}`). `checkpoint_compress` is `zstd`,
+    `checkpoint_store` an object store's prefix, and `checkpoint_key_env` or `checkpoint_key_file` names
+    the encryption key. Raises SpecInvalid when an argument or the environment makes no sense, UserError
+    when the processes share neither a folder nor a store.
     """
     from phalanx.train.frameworks.jax.run import start
 
-    given = {"dir": checkpoint_dir, "every": checkpoint_every, "keep": checkpoint_keep}
+    given = {
+        "dir": checkpoint_dir,
+        "every": checkpoint_every,
+        "keep": checkpoint_keep,
+        "compress": checkpoint_compress,
+        "store": checkpoint_store,
+        "key_env": checkpoint_key_env,
+        "key_file": checkpoint_key_file,
+    }
     return start(given)

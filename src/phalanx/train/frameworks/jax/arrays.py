@@ -156,6 +156,35 @@ def put_back(like: Any, rows: Rows, stored: Mapping[int, StoredArray], where: st
     return jax.tree_util.tree_unflatten(form, values)
 
 
+def read_local(like: Any, rows: Rows, stored: Mapping[int, StoredArray], where: str) -> None:
+    """Read all that this process needs of the saved tree, to find damage before anything is placed.
+
+    Raises RestoreMismatch and CheckpointCorrupt, as `put_back` does.
+    """
+    leaves = _leaves(like)
+    _require_same(leaves, rows, where)
+    for number, ((_, leaf), row) in enumerate(zip(leaves, rows, strict=True)):
+        if "value" not in row:
+            for shape, start in _local_regions(leaf, row, stored[number]):
+                stored[number].read(shape, start)
+
+
+def _local_regions(
+    leaf: Any, row: Mapping[str, Any], stored: StoredArray
+) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(shape, start) of the regions of an array that this process holds."""
+    if not isinstance(leaf, jax.Array):
+        return {(stored.shape, (0,) * len(stored.shape))}
+    live = jax.random.key_data(leaf) if "key" in row else leaf
+    indices = live.sharding.addressable_devices_indices_map(stored.shape).values()
+    return {_region(index, stored.shape) for index in indices}
+
+
+def _region(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    bounds = [one.indices(size) for one, size in zip(index, shape, strict=True)]
+    return tuple(hi - lo for lo, hi, _ in bounds), tuple(lo for lo, _, _ in bounds)
+
+
 def _require_same(leaves: Sequence[tuple[str, Any]], rows: Rows, where: str) -> None:
     saved = {row["path"]: row for row in rows}
     live = dict(leaves)
@@ -192,8 +221,7 @@ def _array(leaf: Any, row: Mapping[str, Any], stored: StoredArray) -> Any:
     live = jax.random.key_data(leaf) if "key" in row else leaf
 
     def box(index: tuple[slice, ...]) -> np.ndarray[Any, Any]:
-        bounds = [one.indices(size) for one, size in zip(index, stored.shape, strict=True)]
-        return stored.read([hi - lo for lo, hi, _ in bounds], [lo for lo, _, _ in bounds])
+        return stored.read(*_region(index, stored.shape))
 
     array = jax.make_array_from_callback(stored.shape, live.sharding, box)
     return jax.random.wrap_key_data(array, impl=row["key"]) if "key" in row else array

@@ -51,3 +51,18 @@ class JaxProcesses:
             [int(one) for one in found]
             for found in np.asarray(multihost_utils.process_allgather(row))
         ]
+
+
+class ProcessChannel:
+    """The collectives of savers and agreements, made of those of the processes."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+
+    def gather(self, mine: bytes) -> list[bytes]:
+        """Return the bytes of every process, in the order of ranks."""
+        return self._processes.gather(mine)
+
+    def broadcast(self, text: str) -> str:
+        """Return the text of process 0."""
+        return self._processes.gather(text.encode())[0].decode()

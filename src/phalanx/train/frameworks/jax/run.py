@@ -10,14 +10,20 @@ import jax
 
 from phalanx import checkpoint
 from phalanx.core.contract.records import DoneRecord, PhaseRecord, StepRecord, StoppedRecord
-from phalanx.errors import NotSupported, UserError
+from phalanx.errors import UserError
 from phalanx.kit.clock import Clock, SystemClock
-from phalanx.train.frameworks.jax.processes import JaxProcesses, Processes, SingleProcess
+from phalanx.train.frameworks.jax.processes import (
+    JaxProcesses,
+    ProcessChannel,
+    Processes,
+    SingleProcess,
+)
 from phalanx.train.frameworks.jax.saving import JaxCheckpoints, JaxSaver
 from phalanx.train.gang import context, failure, stacks
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Journal, Report, report_to
 from phalanx.train.gang.stopping import StopSignal
+from phalanx.train.state.storage import storage_for
 from phalanx.train.step.save_schedule import SaveSchedule
 
 # The interval between agreements to stop and to save: with a collective in every step, the host
@@ -30,11 +36,6 @@ _MOST_STEPS = 100_000
 def start(given: Mapping[str, Any]) -> JaxRun:
     """Connect to the other processes and build the run; see `phalanx.train.frameworks.jax.init`."""
     info = context.with_checkpoints(context.read(), given)
-    if info.keys or info.checkpoint.store is not None or info.checkpoint.compress != "none":
-        raise NotSupported(
-            "trees of JAX are neither encrypted, nor compressed, nor copied to an object store",
-            "remove encryption, compress and store from the spec's checkpoint section",
-        )
     failure.install(info.error_file)
     if info.launched and info.world_size > 1:
         jax.distributed.initialize(
@@ -54,8 +55,9 @@ def start(given: Mapping[str, Any]) -> JaxRun:
     processes: Processes = JaxProcesses() if info.world_size > 1 else SingleProcess()
     saver = JaxSaver()
     if info.checkpoint_dir is not None:
+        storage = storage_for(info, report, ProcessChannel(processes))
         disk = checkpoint.Disk()
-        saver = JaxCheckpoints(info.checkpoint_dir, info, processes, report, clock, disk)
+        saver = JaxCheckpoints(info.checkpoint_dir, info, processes, report, clock, disk, storage)
     return JaxRun(info, processes, saver, report, clock, stop)
 
 
@@ -204,5 +206,6 @@ class JaxRun:
             self._closed = True
             atexit.unregister(self._close)
             self._journal.flush()
+            self._saver.close()
             self._report.close()
             self._stop.remove()

@@ -12,24 +12,19 @@ from typing import Any
 import jax
 
 from phalanx import checkpoint
-from phalanx.checkpoint import tensorfile
 from phalanx.checkpoint.commit import DEBRIS
 from phalanx.core.contract.records import RestoredRecord
 from phalanx.core.training.checkpoints import Manifest, checkpoint_name
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, NotFound
 from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
 from phalanx.train.frameworks.jax import arrays
 from phalanx.train.frameworks.jax.processes import Processes
+from phalanx.train.frameworks.jax.sources import FolderSource, SavedTree, StoreSource, TreeSource
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
-from phalanx.train.state.committer import (
-    Committer,
-    SavedState,
-    differences,
-    set_aside,
-    write_part,
-)
+from phalanx.train.state.committer import Committer, PartWriter, SavedState, differences
+from phalanx.train.state.storage import CheckpointStorage
 
 STRATEGY = "jax"
 
@@ -69,6 +64,9 @@ class JaxSaver:
         """Wait for the pending save and commit it; returns the same on every process."""
         return False
 
+    def close(self) -> None:
+        """Wait for uploads, as long as the end of the run allows."""
+
 
 @dataclass(frozen=True, slots=True)
 class PendingSave:
@@ -96,11 +94,17 @@ class JaxCheckpoints(JaxSaver):
         report: Report,
         clock: Clock,
         disk: checkpoint.Disk,
+        storage: CheckpointStorage | None = None,
     ) -> None:
         self._store, self._info, self._processes = store, info, processes
         self._report, self._clock, self._disk = report, clock, disk
         self._draft: PendingSave | None = None
-        self._committer = Committer(store, info, report, clock, disk)
+        self._storage = storage or CheckpointStorage()
+        self._committer = Committer(store, info, report, clock, disk, self._storage)
+        self._part = PartWriter(store, info.rank, disk, self._storage)
+        self._source: TreeSource = FolderSource(store, info, report, disk, self._storage)
+        if self._storage.store_first is not None:
+            self._source = StoreSource(self._storage.store_first, store, report, self._storage)
         self._took_s = 1.0
 
     @property
@@ -130,8 +134,7 @@ class JaxCheckpoints(JaxSaver):
         head = {"leaves": rows} if self._info.is_main else {}
 
         def write() -> None:
-            pieces = tensorfile.lay_out(head, blobs)
-            row.update(write_part(self._disk, self._store, name, self._info.rank, pieces))
+            row.update(self._part.write(name, head, blobs))
 
         thread = threading.Thread(target=write, name="phalanx-checkpoint", daemon=True)
         self._draft = PendingSave(name, step, why, dict(metrics), began, thread, row)
@@ -146,6 +149,8 @@ class JaxCheckpoints(JaxSaver):
         rows = [json.loads(row) for row in self._processes.gather(json.dumps(draft.row).encode())]
         done = self._info.is_main and self._commit_all(draft, rows)
         committed = self._processes.numbers([int(done)])[0][0] == 1
+        if self._storage.store_first is not None:
+            self._storage.store_first.keep_near(draft.name, committed)
         self._took_s = self._clock.monotonic() - draft.began
         return committed
 
@@ -169,65 +174,56 @@ class JaxCheckpoints(JaxSaver):
     # -- restoring ---------------------------------------------------------------------------------
 
     def restore(self, like: Any) -> tuple[Any, Manifest] | None:
-        """See `JaxSaver`. Rank 0 chooses, all verify a part, corrupt ones are quarantined.
+        """See `JaxSaver`. Rank 0 chooses, all verify a part, corrupt ones are set aside.
 
-        Raises RestoreMismatch if the tree has another structure.
+        Raises RestoreMismatch if the tree has another structure; CheckpointUnavailable, PermissionDenied.
         """
         untried = self._candidates() if self._info.is_main else []
         while True:
-            chosen = str(untried.pop(0)) if untried else ""
-            told = self._processes.gather(chosen.encode())[0].decode()
-            if not told:
+            chosen = self._next(untried)
+            name = self._processes.gather(chosen.encode())[0].decode()
+            if not name:
                 return None
-            path = Path(told)
-            why, manifest = "", None
+            began, why = self._clock.monotonic(), ""
+            saved: SavedTree | None = None
             try:
-                manifest = checkpoint.read_manifest(path)
+                saved = self._source.open(name)
                 place = (self._info.rank, self._info.world_size)
-                checkpoint.verify_share(path, manifest, place)
-            except (CheckpointCorrupt, CheckpointNotFound) as error:
+                self._source.verify(saved, place, like)
+            except (CheckpointCorrupt, CheckpointNotFound, NotFound) as error:
                 why = error.message
             said = [row.decode() for row in self._processes.gather(why.encode())]
             bad = next((one for one in said if one), "")
-            if not bad and manifest is not None:
-                return self._read(path, manifest, like)
-            if self._info.is_main:
-                self._set_aside(path, bad)
+            if not bad and saved is not None:
+                return self._accept(saved, like, began)
+            if self._info.is_main and self._source.reject(name, bad):
+                untried.insert(0, name)
 
-    def _candidates(self) -> list[Path]:
-        listing = checkpoint.scan(self._store)
-        checkpoint.clean_debris(self._store, self._disk)
-        for path, why in listing.bad.items():
-            self._set_aside(path, why)
-        self._committer.seen(max((one.manifest.commit for one in listing.good), default=0))
-        return [
-            one.path
-            for one in checkpoint.resume_order(listing)
-            if one.manifest.strategy == STRATEGY
-        ]
+    def _candidates(self) -> list[str]:
+        found = self._source.find()
+        self._committer.seen(max((one.commit for one in found), default=0))
+        return [one.name for one in found if one.strategy == STRATEGY]
 
-    def _set_aside(self, path: Path, why: str) -> None:
-        if path.is_dir():
-            set_aside(path, why, self._report, self._disk)
+    def _next(self, untried: list[str]) -> str:
+        """Return the first checkpoint that can be read on all processes; empty without any."""
+        while untried:
+            name = untried.pop(0)
+            if self._source.provide(name):
+                return name
+        return ""
 
-    def _read(self, path: Path, manifest: Manifest, like: Any) -> tuple[Any, Manifest]:
-        began = self._clock.monotonic()
-        files, leaves = [], None
-        for entry in manifest.files:
-            source = checkpoint.VerifiedFile(path, entry)
-            head, rows = tensorfile.read_header(source, str(source.path))
-            files.append((source, rows))
-            leaves = head.get("leaves", leaves)
-        if leaves is None:
-            raise CheckpointCorrupt(f"{path}: the checkpoint does not describe its arrays")
-        stored = arrays.stored_arrays(leaves, files, str(path))
-        tree = arrays.put_back(like, leaves, stored, f"checkpoint {manifest.name}")
+    def _accept(self, saved: SavedTree, like: Any, began: float) -> tuple[Any, Manifest]:
+        manifest = saved.manifest
+        tree = saved.put_back(like)
         self._committer.resumed(manifest)
+        self._storage.tier.committed()
+        if self._storage.store_first is not None:
+            self._storage.store_first.keep_near(manifest.name)
         if self._info.is_main:
             differs = _differs(manifest, self._info)
             self._report.write(
                 RestoredRecord(
-                    path=str(path),
+                    path=saved.place,
                     name=manifest.name,
                     step=manifest.step,
                     epoch=0,
@@ -238,6 +234,10 @@ class JaxCheckpoints(JaxSaver):
                 )
             )
         return tree, manifest
+
+    def close(self) -> None:
+        """See `JaxSaver`."""
+        self._storage.finish(self._committer.last_why, self._info.grace_s)
 
 
 def _device() -> str:

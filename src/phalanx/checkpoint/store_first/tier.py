@@ -1,0 +1,189 @@
+"""A rank's side of checkpoints that are committed in an object store: parts, manifest, reads."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.checkpoint.block_writer import blocks_of
+from phalanx.checkpoint.commit import sealed
+from phalanx.checkpoint.digest import TreeDigest
+from phalanx.checkpoint.remote import manifest_of
+from phalanx.checkpoint.remote_tier import RemoteTier, Tell
+from phalanx.checkpoint.store_first.near_files import NearFile
+from phalanx.checkpoint.store_first.operations import ABORTED, FRAME, Order
+from phalanx.core.training.checkpoints import FileEntry, Keep, Manifest
+from phalanx.errors import CheckpointUnavailable
+from phalanx.kit.clock import backoff_s
+
+NEAR = ".near"
+_TRIES = 5
+_PIPE_BYTES = 1 << 20
+_LOOK_S = 1.0
+
+Pieces = Callable[[], Iterable[Any]]
+
+
+class StoreFirstTier(RemoteTier):
+    """A prefix of an object store to which every rank of a gang uploads its parts.
+
+    Every rank has one, with a process of its own. `order` is (attempt, generation). One thread at a time
+    may use it. `tell` also gets ("removed", {"name"}).
+    """
+
+    def __init__(self, url: str, local: Path, keep: Keep, tell: Tell, order: Order) -> None:
+        super().__init__(url, local, keep, tell)
+        self.url = url.rstrip("/")
+        self._local, self._order = local, order
+        self._data_fd = -1
+
+    # -- saving ------------------------------------------------------------------------------------
+
+    def put(self, name: str, path: str, pieces: Pieces, size_bytes: int) -> FileEntry:
+        """Upload one file of a checkpoint, again where the store fails; returns its entry.
+
+        `pieces` is called once per try, `size_bytes` is about how much it gives. Raises
+        CheckpointUnavailable, PermissionDenied, NotSupported.
+        """
+        request = {
+            "op": "put",
+            "place": f"{name}/{path}",
+            "bytes": size_bytes,
+            "near": str(self.near(name) / path),
+        }
+        rng = random.Random()
+        for tried in range(1, _TRIES + 1):
+            try:
+                return self._put_once(request, path, pieces)
+            except CheckpointUnavailable:
+                if tried == _TRIES:
+                    raise
+            time.sleep(backoff_s(tried, first_s=0.2, max_s=10.0, rng=rng))
+        raise AssertionError("not reached")
+
+    def _put_once(self, request: Mapping[str, Any], path: str, pieces: Pieces) -> FileEntry:
+        digest, size = TreeDigest(), 0
+        self._begin(request)
+        try:
+            for block in blocks_of(pieces()):
+                digest.update(block)
+                self._pass_on(FRAME.pack(block.nbytes))
+                self._pass_on(block)
+                size += block.nbytes
+            self._pass_on(FRAME.pack(0))
+        except BrokenPipeError:
+            pass  # the process has died; the reply says so
+        except BaseException:
+            with contextlib.suppress(BrokenPipeError):
+                self._pass_on(FRAME.pack(ABORTED))
+            raise
+        self._reply()
+        return FileEntry(path, size, digest.text, digest.chunks)
+
+    def _pass_on(self, data: Any) -> None:
+        """Write to the process. A forked worker may hold the pipe open for longer than it lives."""
+        view = memoryview(data).cast("B")
+        while view:
+            _, ready, _ = select.select([], [self._data_fd], [], _LOOK_S)
+            if ready:
+                view = view[os.write(self._data_fd, view) :]
+            elif self._child is None or self._child.poll() is not None:
+                raise BrokenPipeError
+
+    def commit(self, manifest: Manifest) -> str:
+        """Commit a checkpoint after all ranks have uploaded their files; returns its URL (rank 0).
+
+        Raises Conflict when a newer generation has started; CheckpointUnavailable, PermissionDenied.
+        """
+        text = sealed(manifest).decode()
+        self._ask({"op": "commit", "name": manifest.name, "manifest": text})
+        return self.url_of(manifest.name)
+
+    def abandon(self, name: str) -> None:
+        """Delete what was uploaded of a checkpoint, without waiting (rank 0)."""
+        self._send({"op": "abandon", "name": name})
+
+    def retire(self, head: str) -> None:
+        """Apply retention behind a new checkpoint in the store, without waiting (rank 0)."""
+        self._send({"op": "retire", "head": head})
+
+    def committed(self) -> None:
+        """Nothing is left to copy: a commit is in the store already."""
+
+    def keep_near(self, name: str, committed: bool = True) -> None:
+        """Keep the near copy of a checkpoint alone if it was committed; delete it if it was not."""
+        with contextlib.suppress(OSError):
+            for path in self._local.glob(f"step-*{NEAR}"):
+                if (path.name == f"{name}{NEAR}") != committed:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def claim(self) -> Mapping[str, Manifest]:
+        """Begin this generation in the store; returns the checkpoints there, by name (rank 0).
+
+        Raises CheckpointUnavailable, PermissionDenied, NotSupported.
+        """
+        return self._listed({"op": "claim"})
+
+    def send(self, name: str) -> None:
+        """Upload a checkpoint of the local folder now, so that all ranks can read it (rank 0).
+
+        Raises CheckpointUnavailable, PermissionDenied, CheckpointCorrupt.
+        """
+        self._ask({"op": "send", "name": name})
+
+    def manifest(self, name: str) -> Manifest:
+        """The manifest of a checkpoint in the store.
+
+        Raises NotFound, CheckpointCorrupt, CheckpointUnavailable, PermissionDenied.
+        """
+        text = self._ask({"op": "manifest", "name": name})["text"]
+        return manifest_of(text.encode("utf-8", "surrogateescape"), name)
+
+    def open_file(self, name: str, entry: FileEntry) -> NearFile:
+        """A file of a checkpoint, fetched as far as it is read."""
+
+        def fetch(ranges: Sequence[tuple[int, int]], into: Path) -> None:
+            place = f"{name}/{entry.path}"
+            self._ask({"op": "ranges", "place": place, "ranges": list(ranges), "into": str(into)})
+
+        return NearFile(self.near(name), entry, fetch)
+
+    def near(self, name: str) -> Path:
+        """Where the near copy of a checkpoint's files is."""
+        return self._local / f"{name}{NEAR}"
+
+    def url_of(self, name: str) -> str:
+        """The URL of a checkpoint."""
+        return f"{self.url}/{name}"
+
+    # -- the process -------------------------------------------------------------------------------
+
+    def _start(self, *_given: Any) -> subprocess.Popen[bytes]:
+        if self._data_fd >= 0:
+            os.close(self._data_fd)
+        read_fd, self._data_fd = os.pipe()
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._data_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            os.set_blocking(self._data_fd, False)
+            more = {"data_fd": read_fd, "order": list(self._order)}
+            return super()._start(more, (read_fd,))
+        finally:
+            os.close(read_fd)
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        if event["event"] == "removed":
+            self._tell("removed", {"path": self.url_of(event["name"])})
+            return
+        super()._hear(event)

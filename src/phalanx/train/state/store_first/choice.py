@@ -1,0 +1,118 @@
+"""The choice of the checkpoint to resume from in an object store: rank 0 chooses, all ranks vote.
+
+Every rank fetches the bytes that it reads, and compares them with their digests. Bytes that no rank reads
+stay in the store.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from phalanx import checkpoint
+from phalanx.checkpoint.store_first.near_files import NearFile
+from phalanx.checkpoint.store_first.tier import StoreFirstTier
+from phalanx.core.training.checkpoints import FileEntry, Manifest
+from phalanx.errors import CheckpointCorrupt, NotFound
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.groups import ControlChannel
+from phalanx.train.gang.report import Report
+from phalanx.train.state.checkpoint_reader import Restored, read_state, resume_differs
+from phalanx.train.state.storage import CheckpointStorage
+from phalanx.train.state.store_first.candidates import StoreCandidates
+
+# How a checkpoint is opened, as rank 0 sends it: whether an older candidate is left.
+_FURTHER, _LAST = "+", "."
+
+
+class StoreFirstChoice:
+    """Tries a job's checkpoints in the store, best first, until all ranks accept one.
+
+    Every rank makes the same calls; only rank 0 lists the store. `newest_commit` is the highest commit
+    number found there.
+    """
+
+    def __init__(
+        self,
+        tier: StoreFirstTier,
+        store: Path,
+        info: RankInfo,
+        channel: ControlChannel,
+        report: Report,
+    ) -> None:
+        self.newest_commit = 0
+        self._tier, self._info, self._channel = tier, info, channel
+        self._candidates = StoreCandidates(tier, store, report)
+        self._untried: list[str] | None = None
+
+    def kept(self) -> list[Manifest]:
+        """Return the manifests of the committed checkpoints, as `open` found them (rank 0)."""
+        return list(self._candidates.known.values())
+
+    def open(self, storage: CheckpointStorage) -> Restored | None:
+        """Return the newest checkpoint that was not tried yet.
+
+        The last one is verified completely before anything is overwritten. Collective. Raises
+        CheckpointUnavailable, PermissionDenied.
+        """
+        if self._untried is None:
+            self._untried = []
+            if self._info.is_main:
+                found = self._candidates.find()
+                self._untried = [one.name for one in found]
+                self.newest_commit = max((one.commit for one in found), default=0)
+        while True:
+            chosen = self._next()
+            how = _LAST if not self._untried else _FURTHER
+            told = self._channel.broadcast(f"{how}{chosen}" if chosen else "")
+            if not told:
+                return None
+            restored, problem = self._read(told[1:], told[0], storage)
+            if self._agreed(told[1:], problem):
+                return restored
+
+    def accept(self, restored: Restored, problem: str, storage: CheckpointStorage) -> bool:
+        """Return whether all ranks read their parts. Collective."""
+        name = restored.manifest.name
+        if not self._agreed(name, problem):
+            return False
+        self._untried = None
+        self._tier.keep_near(name)
+        return True
+
+    def _next(self) -> str:
+        while self._untried:
+            name = self._untried.pop(0)
+            if self._candidates.provide(name):
+                return name
+        return ""
+
+    def _agreed(self, name: str, problem: str) -> bool:
+        rows = self._channel.gather(problem.encode()[:1000])
+        why = next((row.decode(errors="replace") for row in rows if row), "")
+        if self._channel.broadcast("bad" if why else ""):
+            if self._info.is_main:
+                self._candidates.reject(name, why)
+            return False
+        return True
+
+    def _read(self, name: str, how: str, storage: CheckpointStorage) -> tuple[Restored | None, str]:
+        read: dict[str, checkpoint.VerifiedFile] = {}
+
+        def opened(_root: Path, entry: FileEntry) -> NearFile:
+            file = read[entry.path] = self._tier.open_file(name, entry)
+            return file
+
+        try:
+            manifest = self._tier.manifest(name)
+            where = self._tier.near(name)
+            opener = storage.encryption.opener(manifest, opened)
+            if how == _LAST:
+                files = {entry.path: self._tier.open_file(name, entry) for entry in manifest.files}
+                place = (self._info.rank, self._info.world_size)
+                checkpoint.verify_share(where, manifest, place, files)
+            state, rng = read_state(where, manifest, opener)
+        except (CheckpointCorrupt, NotFound) as error:
+            return None, error.message
+        differs = resume_differs(manifest, self._info)
+        url = self._tier.url_of(name)
+        return Restored(where, manifest, state, rng, differs, read, url), ""

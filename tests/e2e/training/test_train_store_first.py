@@ -1,0 +1,176 @@
+"""Ranks on nodes that share no folder, in mount namespaces of their own, with one object store."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from e2e.training.gang import HERE, Gang
+from phalanx.checkpoint import remote
+from phalanx.checkpoint.remote_store import open_store
+from support.s3 import KEY, SECRET, needs_s3, s3_server
+
+pytest.importorskip("obstore")
+namespaces = pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0,
+    reason="needs mount namespaces: run as root",
+)
+pytestmark = [pytest.mark.e2e, namespaces]
+
+
+@dataclass
+class NodeGang(Gang):
+    """A gang of nodes with one rank each, whose folders of checkpoints have the same path."""
+
+    def env(self, rank, port):
+        alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        place = {"GROUP_RANK": str(rank), "NODE_RANK": str(rank)}
+        return {**super().env(rank, port), **alone, **place}
+
+    def bind(self, rank):
+        for path in (self.store, self.disk(rank)):
+            path.mkdir(exist_ok=True)
+        return str(self.disk(rank)), str(self.store)
+
+    def disk(self, rank):
+        return self.root / f"disk{rank}"
+
+    def lose(self, rank):
+        """The node comes back with an empty disk."""
+        shutil.rmtree(self.disk(rank), ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with s3_server(tmp_path_factory.mktemp("s3")) as one:
+        yield one
+
+
+@pytest.fixture
+def nodes(nursery, tmp_path):
+    """A function that makes gangs of nodes; what still runs at the end is killed."""
+    made = []
+
+    def make(script, *args, name="job", **options):
+        job = NodeGang(nursery, tmp_path / name, HERE / script, args, **options)
+        job.root.mkdir()
+        made.append(job)
+        return job
+
+    yield make
+    for job in made:
+        if job.pids and not all(pid in nursery.poll() for pid in job.pids):
+            job.kill()
+
+
+def in_store(server, prefix, **more):
+    return {
+        "AWS_ENDPOINT_URL": server.endpoint,
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+        "PHALANX_CHECKPOINT_STORE": f"s3://bucket/{prefix}",
+        **more,
+    }
+
+
+def opened(server, prefix):
+    return open_store(f"s3://bucket/{prefix}", in_store(server, prefix), _options(server))
+
+
+def _options(server):
+    return {
+        "endpoint": server.endpoint,
+        "access_key_id": KEY,
+        "secret_access_key": SECRET,
+        "region": "us-east-1",
+    }
+
+
+def kill_at_random(job, rng, times):
+    """Kill ranks and nodes, each a random while behind a start or behind commits of the generation.
+
+    Returns how many generations continued from a checkpoint.
+    """
+    resumed = 0
+    for _ in range(times):
+        job.start()
+        wanted = rng.choice((0, 1, 1, 1, 2, 3))
+        job.wait_for(lambda wanted=wanted: len(job.records(kind="checkpoint")) >= wanted, "commits")
+        time.sleep(rng.uniform(0, 0.5))  # the moment of the kill is the point of this test
+        victim = rng.randrange(job.world)
+        job.kill(victim)
+        resumed += bool(job.records(kind="restored"))
+        if rng.random() < 0.5:
+            job.lose(victim)
+        if rng.random() < 0.1:
+            for rank in range(job.world):
+                job.lose(rank)
+    return resumed
+
+
+def _survives(nodes, reference, server, times, epochs):
+    prefix = f"kills{times}-{os.getpid()}"
+    args = ("--epochs", str(epochs))
+    job = nodes("job.py", *args, every="3 steps", extra=in_store(server, prefix))
+    resumed = kill_at_random(job, random.Random(times), times)
+    job.start().finish()
+    assert job.result["digest"] == reference(*args)["digest"]
+    assert job.records(kind="restored")[0]["exact"] is True
+    found = remote.scrub(opened(server, prefix))
+    assert set(found.values()) == {"valid"}
+    print(f"{times} kills, {job.generation + 1} generations, {resumed} resumed, {len(found)} kept")
+
+
+@needs_s3
+@pytest.mark.extras
+def test_kills_of_ranks_and_nodes_end_bit_identical(nodes, reference, server):
+    _survives(nodes, reference, server, 4, 3)
+
+
+@needs_s3
+@pytest.mark.proof
+@pytest.mark.timeout(3000)
+def test_sixty_kills_of_ranks_and_nodes_end_bit_identical(nodes, reference, server):
+    _survives(nodes, reference, server, 60, 24)
+
+
+@pytest.mark.extras
+def test_without_a_store_the_job_ends_at_once_with_one_message(nodes):
+    job = nodes("job.py", world=2).start()
+    assert all(job.wait())
+    assert "rank 1 does not see the folder of checkpoints of rank 0" in job.output()
+    assert "checkpoint.store" in job.output()
+    assert not job.records(kind="step")
+
+
+LAYOUTS = [("fsdp", 2, ()), ("tp", 2, ()), ("pp=2", 2, ("--depth", "4", "--batch", "8"))]
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize(("strategy", "world", "more"), LAYOUTS)
+def test_shards_and_stages_resume_from_the_store(nodes, tmp_path, strategy, world, more):
+    args = ("--strategy", strategy, *more)
+    far = {"PHALANX_CHECKPOINT_STORE": f"file://{tmp_path}/far"}
+    whole = nodes("parallel_job.py", *args, name="whole", world=world, extra=far).start().finish()
+    far = {"PHALANX_CHECKPOINT_STORE": f"file://{tmp_path}/far2"}
+    job = nodes("parallel_job.py", *args, name="killed", world=world, every="3 steps", extra=far)
+    job.start().wait_for(lambda: job.records(kind="checkpoint"), "a checkpoint")
+    job.kill(0)
+    for rank in range(world):
+        job.lose(rank)
+    job.start().finish()
+    assert job.records(kind="restored")[0]["path"].startswith("file://")
+    assert [_digests(job, rank) for rank in range(world)] == [
+        _digests(whole, rank) for rank in range(world)
+    ]
+
+
+def _digests(job, rank):
+    return json.loads((job.root / f"out.r{rank}.json").read_text())["digests"]

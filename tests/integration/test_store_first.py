@@ -1,0 +1,283 @@
+"""Ranks whose nodes share no folder: checkpoints are committed in the object store, part by part."""
+
+import shutil
+
+import pytest
+import torch
+
+from integration.thread_gang import Meeting, ThreadChannel, ThreadGang, on_threads
+from phalanx import checkpoint
+from phalanx.checkpoint import compression, remote
+from phalanx.checkpoint.digest import CHUNK_BYTES
+from phalanx.checkpoint.encryption import AesGcmEncryption, Encryption, EncryptionKey
+from phalanx.checkpoint.remote_store import open_store
+from phalanx.checkpoint.store_first import operations
+from phalanx.checkpoint.store_first.tier import StoreFirstTier
+from phalanx.core.contract.checkpointing import CheckpointPolicy
+from phalanx.core.training.checkpoints import Keep
+from phalanx.errors import CheckpointUnavailable, UserError
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.report import NoReport
+from phalanx.train.gang.shared_folder import strangers
+from phalanx.train.state.staging import NoStaging
+from phalanx.train.state.storage import CheckpointStorage, storage_for
+
+pytest.importorskip("obstore")
+pytestmark = pytest.mark.integration
+WORLD = 2
+HANG_GUARD_S = 60.0
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """Gangs with a folder for each rank; their upload processes end with the test."""
+    made = []
+
+    def use(generation=0, keep=None, encryption=None, packing="none", width=130, world=WORLD):
+        tiers = []
+        for rank in range(world):
+            folder = tmp_path / f"node{rank}"
+            told = []
+            tier = StoreFirstTier(
+                f"file://{tmp_path}/far",
+                folder,
+                keep or Keep(),
+                lambda kind, said, told=told: told.append((kind, said)),
+                (1, generation),
+            )
+            tier.told = told
+            tiers.append(tier)
+        made.extend(tiers)
+
+        def storage(rank):
+            packed = compression.compression_for(packing)
+            return CheckpointStorage(tiers[rank], encryption or Encryption(), packed, tiers[rank])
+
+        gang = ThreadGang(
+            lambda rank: tmp_path / f"node{rank}",
+            world,
+            lambda _rank: checkpoint.Disk(),
+            keep,
+            NoStaging,
+            width=width,
+            storage=storage,
+            attempt=1,
+            generation=generation,
+        )
+        gang.tiers = tiers
+        return gang
+
+    yield use
+    for tier in made:
+        tier.leave()
+
+
+def far(tmp_path):
+    return open_store(f"file://{tmp_path}/far", {})
+
+
+def weights(gang):
+    return [[one.detach().clone() for one in model.parameters()] for model, _ in gang.pairs]
+
+
+def require_equal(found, expected):
+    for mine, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def committed(gang):
+    return [one["step"] for one in gang.reports[0].records if one["k"] == "checkpoint"]
+
+
+def warnings(gang):
+    return [one["message"] for note in gang.reports for one in note.records if "message" in one]
+
+
+KEYS = AesGcmEncryption([EncryptionKey(bytes(range(32)))])
+
+
+@pytest.mark.parametrize(
+    ("encryption", "packing"),
+    [(None, "none"), pytest.param(KEYS, "zstd", marks=pytest.mark.extras)],
+)
+def test_ranks_with_folders_of_their_own_commit_and_resume(nodes, tmp_path, encryption, packing):
+    options = {"encryption": encryption, "packing": packing}
+    gang = nodes(**options)
+    assert gang.open() == [None] * WORLD
+    gang.set(3.0)
+    expected = weights(gang)
+    assert gang.save(7) == [True] * WORLD
+    assert committed(gang) == [7]
+    assert [one["name"] for one in gang.reports[0].records if one["k"] == "uploaded"]
+    assert list(remote.look(far(tmp_path)).good) and not list(tmp_path.glob("node*/*.tmp"))
+    for node in (0, 1):  # every node has lost its disk, or none of it
+        again = nodes(generation=node + 1, **options)
+        again.set(9.0)
+        assert [one.manifest.step for one in again.open()] == [7] * WORLD
+        require_equal(weights(again), expected)
+        for rank in range(node * WORLD):
+            shutil.rmtree(tmp_path / f"node{rank}", ignore_errors=True)
+
+
+def test_a_damaged_near_copy_is_fetched_again(nodes, tmp_path):
+    gang = nodes()
+    gang.open()
+    gang.set(3.0)
+    expected = weights(gang)
+    gang.save(7)
+    for path in tmp_path.glob("node*/*.near/*/state.tensors"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    again = nodes(generation=1)
+    again.set(9.0)
+    again.open()
+    require_equal(weights(again), expected)
+    assert not warnings(again)
+
+
+@pytest.mark.extras
+def test_damage_in_the_store_leads_to_the_checkpoint_before(nodes, tmp_path):
+    gang = nodes()
+    gang.open()
+    gang.set(3.0)
+    expected = weights(gang)
+    gang.save(7)
+    gang.set(4.0)
+    gang.save(8)
+    for path in tmp_path.glob("far/step-00000008-*/shard-00001/state.tensors"):
+        data = bytearray(path.read_bytes())
+        data[-200] ^= 1
+        path.write_bytes(data)
+    for rank in range(WORLD):
+        shutil.rmtree(tmp_path / f"node{rank}")
+    again = nodes(generation=1)
+    assert [one.manifest.step for one in again.open()] == [7] * WORLD
+    require_equal(weights(again), expected)
+    assert any("an older checkpoint is tried" in one for one in warnings(again))
+
+
+def test_a_generation_that_was_replaced_cannot_commit(nodes, tmp_path):
+    old, new = nodes(generation=1), nodes(generation=2)
+    old.open()
+    new.open()
+    new.set(4.0)
+    assert new.save(5) == [True] * WORLD
+    assert old.save(50) == [False] * WORLD
+    assert any("a newer generation" in one for one in warnings(old))
+    assert [one.step for one in remote.look(far(tmp_path)).good.values()] == [5]
+
+
+def test_retention_in_the_store_and_what_failed_saves_left(nodes, tmp_path):
+    gang = nodes(keep=Keep(last=1))
+    gang.open()
+    store = far(tmp_path)
+    store.put("step-00000001-00000bad/shard-00001/state.tensors", lambda: [b"half"], 4)
+    for step in (1, 2, 3):
+        assert gang.save(step) == [True] * WORLD
+    gang.tiers[0].finish(HANG_GUARD_S)
+    assert [one.step for one in remote.look(store).good.values()] == [3]
+    removed = [said["path"] for kind, said in gang.tiers[0].told if kind == "removed"]
+    assert len(removed) == 2 and all(one.startswith("file://") for one in removed)
+    nodes(generation=1).open()
+    assert not remote.look(store).debris
+    assert len(list((tmp_path / "node1").iterdir())) == 1  # one near copy is enough
+
+
+@pytest.mark.extras
+def test_one_rank_that_cannot_upload_fails_the_save_for_all(nodes, tmp_path, monkeypatch):
+    gang = nodes()
+    gang.open()
+
+    def broken(*_given):
+        raise CheckpointUnavailable("no route to the store")
+
+    monkeypatch.setattr(gang.tiers[1], "put", broken)
+    assert gang.save(4) == [False] * WORLD
+    gang.tiers[0].finish(HANG_GUARD_S)
+    assert not remote.look(far(tmp_path)).objects
+    assert any("rank 1: no route to the store" in one for one in warnings(gang))
+
+
+@pytest.mark.extras
+def test_an_upload_whose_process_dies_is_tried_again(nodes, tmp_path):
+    gang = nodes()
+    gang.open()
+    assert gang.save(3) == [True] * WORLD
+    gang.tiers[1]._child.kill()
+    assert gang.save(4) == [True] * WORLD
+
+
+def test_a_rank_fetches_only_what_it_reads(tmp_path, nodes):
+    gang = nodes()
+    gang.open()
+    big = 5 * CHUNK_BYTES
+    tier = gang.tiers[0]
+    entry = tier.put(
+        "step-00000001-00000001", "a/b", lambda: [bytes(range(256)) * (big // 256)], big
+    )
+    shutil.rmtree(tier.near("step-00000001-00000001"))
+    file = gang.tiers[1].open_file("step-00000001-00000001", entry)
+    into = memoryview(bytearray(10))
+    file.read_into(3 * CHUNK_BYTES + 5, into)
+    assert bytes(into) == bytes(range(5, 15))
+    assert file.path.stat().st_blocks * 512 < 2 * CHUNK_BYTES
+
+
+@pytest.mark.extras
+def test_the_parts_of_many_sizes_arrive_whole(nodes, tmp_path):
+    tier = nodes().tiers[0]
+    for size in (0, 1, CHUNK_BYTES, (8 << 20) + 1, 21 << 20):
+        data = bytes(size)
+        entry = tier.put("step-00000001-00000001", f"part{size}", lambda data=data: [data], size)
+        assert entry.size_bytes == size
+        found = far(tmp_path).get(f"step-00000001-00000001/part{size}")
+        assert found == data
+
+
+def test_a_mark_orders_generations():
+    assert operations._mark((2, 0)) > operations._mark((1, 12)) > operations._mark((1, 2))
+
+
+# -- do the ranks share a folder? ----------------------------------------------------------------
+
+
+def _place(tmp_path, rank, shared, **more):
+    folder = tmp_path / ("all" if shared else f"node{rank}")
+    return RankInfo(rank=rank, world_size=WORLD, local_world_size=1, checkpoint_dir=folder, **more)
+
+
+def _agree(tmp_path, shared, **more):
+    meeting = Meeting(WORLD)
+
+    def work(rank):
+        info = _place(tmp_path, rank, shared, **more)
+        return storage_for(info, NoReport(), ThreadChannel(meeting, rank))
+
+    return on_threads(WORLD, work)
+
+
+def test_one_folder_is_found_to_be_shared(tmp_path):
+    assert [one.store_first for one in _agree(tmp_path, shared=True)] == [None] * WORLD
+    assert not list((tmp_path / "all").iterdir())
+
+
+def test_folders_of_their_own_are_refused_without_a_store(tmp_path):
+    with pytest.raises(UserError, match="rank 1 does not see the folder of checkpoints") as said:
+        _agree(tmp_path, shared=False, attempt=1)
+    assert "checkpoint.store" in said.value.hint
+    with pytest.raises(CheckpointUnavailable):  # it may be a mount that is late
+        _agree(tmp_path, shared=False, attempt=1, generation=1)
+
+
+def test_with_a_store_they_commit_there(tmp_path):
+    policy = CheckpointPolicy(store=f"file://{tmp_path}/far")
+    found = _agree(tmp_path, shared=False, checkpoint=policy)
+    assert all(one.store_first is not None for one in found)
+    found = _agree(tmp_path, shared=True, checkpoint=policy)
+    assert [one.store_first for one in found] == [None] * WORLD
+
+
+def test_ranks_of_one_node_need_no_agreement(tmp_path):
+    info = RankInfo(rank=1, world_size=2, local_world_size=2)
+    assert strangers(tmp_path, info, None) == []
