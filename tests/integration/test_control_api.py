@@ -42,6 +42,7 @@ _OPEN = {
     "/openapi.json": 200,
     "/login": 401,
     "/api/v1/supervisors/code/{digest}": 422,
+    "/api/v1/supervisors/secrets": 422,
 }
 _SAMPLES = {"{num}": "1", "{digest}": "0" * 64, "{name}": "local"}
 

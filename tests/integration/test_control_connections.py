@@ -7,7 +7,9 @@ import contextlib
 import os
 import select
 import socket
+import sqlite3
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,11 +18,12 @@ import pytest
 
 from integration.rig import spec
 from integration.served import TOKEN, Served, served
-from phalanx.errors import ServerUnavailable
+from phalanx.errors import ServerUnavailable, StoreUnavailable
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.wire import supervision as wire
-from phalanx.server import connections
+from phalanx.server import connections, strict_requests
 from phalanx.server.connections import ConnectionLimits
+from phalanx.store import database
 from phalanx.supervise.uplink.link import ControlPlaneAddress, SyncConnection
 from support.waiting import wait_until
 
@@ -280,3 +283,75 @@ def _received(sock: socket.socket) -> bytes:
         return sock.recv(65536)
     except OSError:
         return b""
+
+
+@pytest.fixture
+def locked(serve_with) -> Iterator[Served]:
+    """A server whose database another process would hold locked for writing."""
+    here = serve_with(ConnectionLimits())
+    with here.client() as client:
+        assert is_served(client)
+    path = Path(here.socket_path).parent / "db" / "phalanx.sqlite"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield here
+    finally:
+        other.close()
+
+
+def test_reads_are_served_while_writes_wait_for_a_locked_database(
+    locked: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same threads for both, these sixty writes take every thread of the reads."""
+    monkeypatch.setattr(database, "_TURN_TIMEOUT_S", 1e6)
+    monkeypatch.setattr(database.Store, "_once", _waits_for_ever)
+    body = SubmitRequest(spec=spec()).model_dump_json().encode()
+    head = (
+        f"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    writes = [locked.connect(head + body) for _ in range(60)]
+    try:
+        with locked.client() as client:
+            for _ in range(5):
+                assert client.jobs().jobs == []
+            assert not select.select(writes, [], [], 0)[0], "every write still waits"
+    finally:
+        _RELEASED.set()
+
+
+_RELEASED = threading.Event()
+
+
+def _waits_for_ever(*_: object) -> None:
+    _RELEASED.wait()
+    raise StoreUnavailable("the database is locked")
+
+
+def test_a_write_to_a_locked_database_is_told_to_try_again(
+    locked: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_TURN_TIMEOUT_S", 0.1)
+    answer = httpx.post(
+        f"{locked.url}/api/v1/jobs",
+        content=SubmitRequest(spec=spec()).model_dump_json(),
+        headers={"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"},
+        timeout=120,
+    )
+    assert (answer.status_code, answer.json()["code"]) == (503, "store_unavailable")
+    assert answer.headers["Retry-After"] == "2"
+    assert answer.json()["retryable"]
+
+
+def test_too_many_waiting_writes_are_refused(
+    locked: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strict_requests, "_MAX_WAITING_WRITES", 0)
+    answer = httpx.post(
+        f"{locked.url}/api/v1/nodes/local/undrain",
+        headers={"Authorization": f"Bearer {TOKEN}"},
+        timeout=120,
+    )
+    assert (answer.status_code, answer.json()["code"]) == (429, "too_many_requests")
+    assert answer.headers["Retry-After"] == "2"

@@ -54,6 +54,30 @@ def test_a_launch_that_runs_into_a_bug_holds_up_no_other(rig: Rig) -> None:
     assert {ref.job for ref in rig.executor.started} == {1, 2}
 
 
+def test_a_launch_that_always_runs_into_a_bug_ends_as_a_failed_start(rig: Rig) -> None:
+    """An environment that cannot be encoded, for example: no job holds slots for ever."""
+    real = rig.executor.start
+
+    def start(node, assignment):
+        real(node, assignment)  # something may have been started
+        "\ud800".encode()
+
+    rig.executor.start, rig.executor.slow_deaths = start, True
+    num = rig.submit(resources=SMALL, recovery={"start_failed": {"count": 0}})
+    for _ in range(6):
+        rig.turn(60)
+    assert rig.job(num).state == "starting", "its supervisor may still live"
+    rig.executor.slow_deaths = False
+    for _ in range(3):
+        rig.turn(60)
+    view = rig.job(num)
+    assert (view.state, view.reason.code) == ("failed", "start_failed")
+    assert "internal error of the platform: UnicodeEncodeError" in view.reason.message
+    assert not rig.executor.alive
+    assert rig.client.pool("local").num_free == 4
+    rig.check_log(num)
+
+
 def test_a_stored_contract_that_cannot_be_read_any_more_ends_its_job_alone(rig: Rig) -> None:
     policy = {"start_failed": {"count": 0}}
     one, two = two_jobs(rig, recovery=policy)

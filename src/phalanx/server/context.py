@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Annotated, TypeVar
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from fastapi import Depends, Request
 
 from phalanx.kit.clock import Clock
@@ -69,6 +71,30 @@ def _context(request: Request) -> Context:
 Here = Annotated[Context, Depends(_context)]
 
 
-async def in_thread(work: Callable[..., T], *args: object) -> T:
-    """Run blocking work in a worker thread."""
-    return await to_thread.run_sync(work, *args)
+class Threads(Enum):
+    """Pools of worker threads with their sizes: one that is stuck leaves the others free.
+
+    Writes wait for one another, and for another process that holds the database's lock; reads do not.
+    """
+
+    READS = ("reads", 40)
+    WRITES = ("writes", 16)
+    SUPERVISORS = ("supervisors", 16)
+    LOOPS = ("loops", 12)
+
+
+_LIMITERS: RunVar[dict[Threads, CapacityLimiter]] = RunVar("phalanx_limiters")
+
+
+def limiter(pool: Threads) -> CapacityLimiter:
+    """The limiter of a pool in the running event loop."""
+    found = _LIMITERS.get(None)
+    if found is None:
+        found = {one: CapacityLimiter(one.value[1]) for one in Threads}
+        _LIMITERS.set(found)
+    return found[pool]
+
+
+async def in_thread(work: Callable[..., T], *args: object, pool: Threads = Threads.READS) -> T:
+    """Run blocking work in a worker thread of a pool."""
+    return await to_thread.run_sync(work, *args, limiter=limiter(pool))

@@ -6,6 +6,8 @@ encoders and recursive functions do not. They are refused here, before a model s
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import math
 import re
@@ -16,9 +18,9 @@ from fastapi import Path, Query, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-from phalanx.errors import Problem, SpecInvalid
+from phalanx.errors import Problem, SpecInvalid, TooManyRequests
 from phalanx.kit.text import replace_unencodable, shorten
-from phalanx.server.context import in_thread
+from phalanx.server.context import Threads, in_thread, limiter
 
 MAX_DEPTH = 32
 _INT64 = 2**63
@@ -32,6 +34,7 @@ Texts = Annotated[list[Annotated[str, Query(max_length=_MAX_TEXT)]] | None, Quer
 Ranks = Annotated[list[Annotated[int, Query(ge=0, lt=2**31)]] | None, Query(max_length=1000)]
 Wait = Annotated[float, Query(ge=0, le=3600, allow_inf_nan=False)]
 """Seconds of a long poll; the server's limit is in its settings."""
+_MAX_WAITING_WRITES = 64
 # A body of this size is parsed in a thread.
 _LARGE_BYTES = 64 << 10
 # What the escapes of unstorable text, and numbers that are too large, look like.
@@ -41,6 +44,12 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 class StrictRoute(APIRoute):
     """A route with a JSON body that is read by `read_json`."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **of_fastapi: Any) -> None:
+        reads = set(of_fastapi.get("methods") or ("GET",)) <= {"GET", "HEAD"}
+        if not reads and not inspect.iscoroutinefunction(endpoint):
+            endpoint = _writing(endpoint)
+        super().__init__(path, endpoint, **of_fastapi)
 
     repairs = False
     """Whether text that cannot be stored is repaired and not refused."""
@@ -57,6 +66,18 @@ class StrictRoute(APIRoute):
             return await handler(request)
 
         return strict
+
+
+def _writing(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """An endpoint that runs in the threads for writes. Raises TooManyRequests where too many wait."""
+
+    @functools.wraps(endpoint)
+    async def in_write_thread(**values: Any) -> Any:
+        if limiter(Threads.WRITES).statistics().tasks_waiting >= _MAX_WAITING_WRITES:
+            raise TooManyRequests("too many requests wait to change something", "try again")
+        return await in_thread(functools.partial(endpoint, **values), pool=Threads.WRITES)
+
+    return in_write_thread
 
 
 class _StrictRequest(Request):

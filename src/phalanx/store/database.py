@@ -22,6 +22,7 @@ from sqlalchemy.exc import (
     IntegrityError,
     OperationalError,
 )
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from phalanx.errors import StaleRow, StoreCorrupt, StoreError, StoreUnavailable, UserError
 from phalanx.store import migrate, sqlite_file
@@ -29,7 +30,11 @@ from phalanx.store.tables import counters
 
 T = TypeVar("T")
 _READ_ONLY = "phalanx_read_only"
-_BUSY_TIMEOUT_S = 10.0
+# How long a write waits for a lock of another process, for its turn among those of this process, and any
+# statement for a connection. Each is short beside the timeout of a client's request.
+_BUSY_TIMEOUT_S = 3.0
+_TURN_TIMEOUT_S = 8.0
+_POOL: dict[str, Any] = {"pool_size": 10, "max_overflow": 60, "pool_timeout": 5.0}
 # Options of a consistent snapshot: by default each statement of PostgreSQL sees later commits.
 _SNAPSHOT: dict[str, dict[str, Any]] = {
     "sqlite": {},
@@ -140,13 +145,17 @@ class Store:
         """Exclude the other writers of this process, for a database that allows one at a time.
 
         Also for long computations. SQLite's driver releases the GIL at every row: a writer would
-        wait for a computing thread once per row.
+        wait for a computing thread once per row. Raises StoreUnavailable after a while.
         """
         if self.dialect != "sqlite":
             yield
             return
-        with self._writing:
+        if not self._writing.acquire(timeout=_TURN_TIMEOUT_S):
+            raise StoreUnavailable("the database is busy: another write takes long", "try again")
+        try:
             yield
+        finally:
+            self._writing.release()
 
     def view(self, work: Callable[[Tx], T]) -> T:
         """Run `work` in one read-only transaction on a consistent snapshot of the database."""
@@ -172,7 +181,13 @@ def open_store(where: Path | str) -> Store:
     elif where.startswith("sqlite"):
         engine = _sqlite(where)
     else:
-        engine = create_engine(_with_driver(where), pool_pre_ping=True, json_serializer=to_json)
+        engine = create_engine(
+            _with_driver(where),
+            pool_pre_ping=True,
+            json_serializer=to_json,
+            connect_args={"options": f"-c lock_timeout={round(_TURN_TIMEOUT_S * 1000)}"},
+            **_POOL,
+        )
     try:
         with translated():
             migrate.to_head(engine)
@@ -194,6 +209,7 @@ def _sqlite(url: str) -> Engine:
         url,
         connect_args={"check_same_thread": False, "timeout": _BUSY_TIMEOUT_S},
         json_serializer=to_json,
+        **_POOL,
     )
 
     @event.listens_for(engine, "connect")
@@ -218,6 +234,8 @@ def translated() -> Iterator[None]:
     """Convert errors of the database and its driver to errors of `phalanx.errors`."""
     try:
         yield
+    except PoolTimeout as error:
+        raise StoreUnavailable("the database has no free connection", "try again") from error
     except IntegrityError as error:
         raise StoreError(f"the database rejected a row: {error.orig}") from error
     except OperationalError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from phalanx.errors import Bug, PlatformError, StoreError
 from phalanx.kit.clock import backoff_s
-from phalanx.server.context import Context, in_thread
+from phalanx.server.context import Context, Threads, in_thread
 from phalanx.server.notifier import wait_for
 from phalanx.store import jobs
 
@@ -43,7 +43,7 @@ async def run_loop(context: Context, loop: ServiceLoop) -> None:
             woken.clear()
             began = context.clock.monotonic()
             try:
-                wake_at = await in_thread(loop.step, context.clock.now())
+                wake_at = await in_thread(loop.step, context.clock.now(), pool=Threads.LOOPS)
                 failures = 0
             except PlatformError as error:
                 failures, wake_at = failures + 1, None
@@ -97,7 +97,9 @@ def _exists(home: Path) -> bool:
 async def _has_work(context: Context) -> bool:
     """Whether there is a live job; an unavailable database counts as yes."""
     try:
-        num_live: int = await in_thread(context.platform.store.view, jobs.count_live)
+        num_live: int = await in_thread(
+            context.platform.store.view, jobs.count_live, pool=Threads.LOOPS
+        )
         return num_live > 0
     except StoreError:
         return True

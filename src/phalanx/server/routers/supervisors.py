@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import FileResponse
 
 from phalanx.schemas.wire.supervision import SecretValues, SyncRequest, SyncResponse
-from phalanx.server.context import Here, in_thread
+from phalanx.server.context import Here, Threads, in_thread
 from phalanx.server.strict_requests import Number, SupervisorRoute
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.sync import (
@@ -26,7 +26,9 @@ async def post_sync(here: Here, sync: SyncRequest, request: Request) -> SyncResp
     """Reports up, orders down; with `wait_s` it returns when the orders change."""
     token = _token(request)
     now = here.clock.now()
-    answer = await in_thread(lambda: supervisor_sync(here.platform, sync, token, now))
+    answer = await in_thread(
+        lambda: supervisor_sync(here.platform, sync, token, now), pool=Threads.SUPERVISORS
+    )
     if answer.news or sync.wait_s <= 0:
         return answer.response
     orders = await here.poll_until(
@@ -55,7 +57,12 @@ async def get_code(
 
 @router.get("/secrets")
 async def get_secrets(
-    here: Here, request: Request, response: Response, job: int, attempt: int, node_rank: int
+    here: Here,
+    request: Request,
+    response: Response,
+    job: Number,
+    attempt: Number,
+    node_rank: Number,
 ) -> SecretValues:
     """The values of a job's secrets, for a supervisor of its live attempt that is starting."""
     asked = (job, attempt, node_rank)

@@ -15,6 +15,7 @@ from phalanx.core.jobs.model import Attempt, JobState
 from phalanx.errors import ExecutorUnavailable, LaunchError, LeaseLost, SpecInvalid
 from phalanx.executors.protocol import GangReserver, SupervisorRef
 from phalanx.kit.clock import backoff_s
+from phalanx.kit.text import replace_unencodable, shorten
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.assignments import assignments, code_dir
 from phalanx.services.lifecycle.commit import LEAVING, commit_events
@@ -26,6 +27,8 @@ from phalanx.store.outbox import LeasedCommand
 
 _LOG = logging.getLogger(__name__)
 LEASE_S = 60.0
+# After this many tries that an internal error ended, a launch counts as failed.
+_LAUNCH_TRIES = 5
 _US = 1_000_000
 
 
@@ -84,10 +87,41 @@ def _execute(
         except Exception as error:
             # An error of one job must not keep the commands of other jobs from being executed.
             _LOG.exception("%s of job %d cannot be executed", command.kind, command.job)
-            _try_later(platform, command, f"{type(error).__name__}: {error}", now)
-            continue
+            said = replace_unencodable(shorten(f"{type(error).__name__}: {error}", 500))
+            given_up = _given_up(platform, command, stored[command.job], said)
+            if not given_up:
+                _try_later(platform, command, said, now)
+                continue
+            events = given_up
         done.append((command, events))
     _finish(platform, done, now, () if started else (LEAVING,))
+
+
+def _given_up(
+    platform: Platform, command: LeasedCommand, stored: StoredJob, error: str
+) -> list[JobEvent]:
+    """The end of a launch that an internal error has stopped `_LAUNCH_TRIES` times; else nothing.
+
+    What may have been started is killed, and the launch ends only once the executor confirms that nothing
+    of it is left.
+    """
+    attempt = _live_attempt(stored, command)
+    if command.kind != "launch_attempt" or attempt is None or command.tries < _LAUNCH_TRIES:
+        return []
+    pool = attempt.placement.pool
+    refs = [
+        SupervisorRef(command.job, command.attempt, rank, pool)
+        for rank in range(len(attempt.nodes))
+    ]
+    try:
+        for ref in refs:
+            platform.executor.stop(ref)
+        if any(status.alive for status in platform.executor.poll(refs)):
+            return []
+    except Exception:
+        _LOG.exception("the supervisors of job %d cannot be stopped", command.job)
+        return []
+    return _not_launched(attempt, 0, f"an internal error of the platform: {error}")
 
 
 def _is_launch(command: LeasedCommand, stored: StoredJob) -> bool:
