@@ -212,6 +212,41 @@ def test_ledgers_checkpoints_and_restores_add_up(rig: Rig, supervisor: ScriptedS
     assert rig.store.view(lambda tx: len(events.of_job(tx, 1, kinds=("warned",)))) == 1
 
 
+def test_copies_in_the_object_store_are_shown(rig: Rig, supervisor: ScriptedSupervisor) -> None:
+    name = "step-00000020-0123abcd"
+
+    def report(state: str, size: int, name: str = name) -> None:
+        supervisor.sync(
+            wire.CheckpointCopyReport(
+                seq=supervisor.next_seq(),
+                generation=0,
+                name=name,
+                state=state,
+                size_bytes=size,
+                at=supervisor.now(),
+            )
+        )
+
+    for path in (f"/c/{name}", "s3://bucket/j/step-00000040-0123abcd"):
+        supervisor.sync(
+            wire.CheckpointReport(
+                seq=supervisor.next_seq(), generation=0, step=2, path=path, at=supervisor.now()
+            )
+        )
+    report("uploading", 700)
+    report("stored", 9, "step-00000040-0123abcd")
+    near, far = rig.client.checkpoints(1)
+    assert (near.near, near.copy_state, near.copy_bytes) == (True, "uploading", 700)
+    assert (far.near, far.copy_state, far.copied_at is None) == (False, "stored", False)
+    found = rig.job(1).lineage
+    assert found is not None and (found.num_stored, found.num_uploading) == (1, 1)
+    report("stored", 650)
+    report("uploading", 700)  # from a process that has not heard of it
+    report("stored", 1, "step-00000099-0123abcd")
+    near, far = rig.client.checkpoints(1)
+    assert (near.copy_state, near.copy_bytes) == ("stored", 650)
+
+
 def test_a_quarantined_checkpoint_that_was_never_reported_counts(
     rig: Rig, supervisor: ScriptedSupervisor
 ) -> None:

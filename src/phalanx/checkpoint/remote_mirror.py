@@ -89,6 +89,8 @@ class Mirror:
         except CheckpointCorrupt as error:
             self._refuse(name, error)
             return
+        size = one.manifest.size_bytes
+        self._emit({"event": "uploading", "name": name, "bytes": size})
         try:
             sent = upload.send(self._store, listing.objects.get(name, {}))
         except (CheckpointCorrupt, OSError) as error:
@@ -101,6 +103,7 @@ class Mirror:
 
     def _refuse(self, name: str, error: Exception) -> None:
         self._refused.add(name)
+        self._emit({"event": "uploading", "name": name, "bytes": 0, "failed": True})
         why = error.message if isinstance(error, PlatformError) else brief(error)
         self._emit({"event": "warn", "message": f"{name} is not uploaded: {why}"})
 

@@ -63,7 +63,8 @@ class CheckpointTier:
 class RemoteTier(CheckpointTier):
     """A prefix of an object store, reached through a process of its own (`remote_mirror`).
 
-    `tell` gets ("warn", {"message"}) and ("uploaded", {"name", "bytes", "took_s"}) from another thread.
+    From another thread `tell` gets ("warn", {"message"}), ("uploading", {"name", "bytes"}), where it was
+    given up with "failed", and ("uploaded", {"name", "bytes", "took_s"}).
     The process has this one's environment, if none is given.
     """
 
@@ -209,6 +210,8 @@ class RemoteTier(CheckpointTier):
             self._tell("warn", event)
         elif kind == "stored":
             self._tell("uploaded", event)
+        elif kind == "uploading":
+            self._tell("uploading", event)
         elif kind != "removed":
             self._replies.put({"event": kind, **event})
 

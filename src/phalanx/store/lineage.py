@@ -17,6 +17,7 @@ from phalanx.store.tables import checkpoints, generations, jobs, ledger_rows, re
 Key = tuple[int, int, int]
 """(job, attempt, generation)."""
 QUARANTINED = "quarantined"
+STORED = "stored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,9 @@ class CheckpointRow:
     metrics: Mapping[str, float]  # at the save
     created_at: int  # µs UTC
     state: str  # valid, quarantined or removed
+    copy_state: str | None  # in the object store: uploading, stored or failed; None: no report
+    copy_bytes: int | None  # sent, or to send
+    copied_at: int | None  # µs UTC of the last report
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,19 @@ def mark_checkpoint(tx: Tx, job: int, path: str, state: str) -> bool:
     """Set the state of a checkpoint; False when the path is unknown."""
     known = (checkpoints.c.job == job) & (checkpoints.c.path == path)
     return tx.conn.execute(checkpoints.update().where(known).values(state=state)).rowcount > 0
+
+
+def mark_copy(tx: Tx, job: int, name: str, state: str, size_bytes: int, at: int) -> None:
+    """Set what is known of a checkpoint's copy in the object store; unknown names are passed over.
+
+    An upload that begins again does not undo one that is complete.
+    """
+    here = checkpoints.c
+    path = (here.job == job) & here.path.endswith(f"/{name}", autoescape=True)
+    if state != STORED:
+        path &= here.copy_state.is_(None) | (here.copy_state != STORED)
+    values = {"copy_state": state, "copy_bytes": size_bytes, "copied_at": at}
+    tx.conn.execute(checkpoints.update().where(path).values(**values))
 
 
 def checkpoints_of(tx: Tx, job: int) -> list[CheckpointRow]:
@@ -230,6 +247,15 @@ def count_checkpoints(tx: Tx, job: int) -> dict[str, int]:
     here = checkpoints.c
     query = select(here.state, func.count()).where(here.job == job).group_by(here.state)
     return {state: int(count) for state, count in tx.conn.execute(query)}
+
+
+def count_copies(tx: Tx, job: int) -> dict[str, int]:
+    """Count the valid checkpoints of a job by the state of their copy, where one was reported."""
+    here = checkpoints.c
+    query = select(here.copy_state, func.count()).where(
+        here.job == job, here.state == "valid", here.copy_state.is_not(None)
+    )
+    return {state: int(count) for state, count in tx.conn.execute(query.group_by(here.copy_state))}
 
 
 def last_saves(tx: Tx) -> dict[int, tuple[int, float | None]]:

@@ -237,6 +237,9 @@ checkpoints = Table(
     Column("metrics", JSON, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("state", String(16), nullable=False),  # valid | quarantined | removed
+    Column("copy_state", String(16)),  # uploading | stored | failed
+    Column("copy_bytes", BigInteger),
+    Column("copied_at", BigInteger),
     Index(None, "job", "path", unique=True),
     Index(None, "job", "step"),
     Index(None, "job", "state", "id"),

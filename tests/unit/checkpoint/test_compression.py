@@ -133,7 +133,7 @@ def test_without_the_library_it_is_said_before_training_and_never_blamed_on_the_
         decompressed(source, "x")
     info = context.read({"PHALANX_CHECKPOINT_COMPRESS": "zstd"})
     with pytest.raises(NotSupported, match="zstd"):
-        storage_for(info, None)
+        storage_for(info, None, None)
 
 
 def test_the_option_is_one_of_two_words():

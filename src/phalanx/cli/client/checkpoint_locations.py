@@ -100,13 +100,22 @@ def locate(word: str, session: Session) -> CheckpointLocation:
 
 def _locate_of_job(view: JobView, name: str, session: Session) -> CheckpointLocation:
     folder = Path(view.checkpoint_dir) if view.checkpoint_dir is not None else None
-    if folder is not None and folder.is_dir():
-        return LocalLocation(folder / name)
     copies = copies_of(view)
+    if folder is not None and folder.is_dir() and (copies is None or _is_in(folder, name)):
+        return LocalLocation(folder / name)
     if copies is None:
         said = f"{view.label} has no checkpoints on this machine and no copies in an object store"
         raise CheckpointNotFound(said)
     return RemoteLocation.of(f"{copies}/{name}".rstrip("/"), session.invocation.env)
+
+
+def _is_in(folder: Path, name: str) -> bool:
+    """Whether a folder holds a checkpoint, or any: nodes may commit in the object store alone."""
+    from phalanx.core.training.checkpoints import is_checkpoint_name
+
+    if name:
+        return (folder / name).is_dir()
+    return any(is_checkpoint_name(path.name) for path in folder.iterdir())
 
 
 def copies_of(view: JobView) -> str | None:

@@ -22,6 +22,7 @@ from phalanx.kit.units import format_size
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.encryption import Encryption
+    from phalanx.schemas.api.jobs import CheckpointView
 
 _ACTIONS = ("list", "show", "verify", "rm", "scrub", "export")
 
@@ -109,6 +110,7 @@ def _of_job(session: Session, job: str, json: bool) -> None:
         "SIZE": lambda one: format_size(one.size_bytes),
         "TOOK": lambda one: f"{one.took_s:.2f}s" if one.took_s is not None else None,
         "STATE": lambda one: one.state,
+        "COPY": _copy,
         "BEST": lambda one: "best" if one.is_best else None,
         "AGE": lambda one: output.ago(one.created_at),
         "PATH": lambda one: one.path,
@@ -118,6 +120,14 @@ def _of_job(session: Session, job: str, json: bool) -> None:
         return
     if copies := copies_of(view):
         output.note(f"copies: phalanx checkpoints list {copies}")
+
+
+def _copy(one: CheckpointView) -> str | None:
+    """Where the checkpoint is besides its folder, with the bytes that were or are to be sent."""
+    if one.copy_state is None:
+        return None
+    size = f" {format_size(one.copy_bytes)}" if one.copy_bytes else ""
+    return f"{one.copy_state}{size}" if one.near else f"{one.copy_state}{size} (store only)"
 
 
 def _list(location: CheckpointLocation, show: Any) -> None:

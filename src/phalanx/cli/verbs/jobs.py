@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from phalanx.cli.client.checkpoint_locations import copies_of
 from phalanx.cli.client.session import connected, job_number
 from phalanx.cli.exits import code_of
 from phalanx.cli.terminal import output
@@ -164,7 +165,12 @@ def _checkpoints(view: JobView) -> str | None:
         return view.checkpoint_dir
     found = f"{view.lineage.num_valid} valid of {view.lineage.num_checkpoints}"
     bad = view.lineage.num_quarantined
-    return f"{found}{f', {bad} quarantined' if bad else ''} in {view.checkpoint_dir}"
+    where = copies_of(view) or view.checkpoint_dir
+    if copies_of(view) is not None:
+        found += f", {view.lineage.num_stored} in the object store"
+    if view.lineage.num_uploading:
+        found += f", {view.lineage.num_uploading} uploading"
+    return f"{found}{f', {bad} quarantined' if bad else ''} in {where}"
 
 
 def _indent(text: str) -> str:

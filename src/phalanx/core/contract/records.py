@@ -148,11 +148,21 @@ class CheckpointRecord(Record):
 
 @_record("uploaded")
 class UploadedRecord(Record):
-    """A checkpoint's copy is complete in the object store (rank 0)."""
+    """A checkpoint's copy is complete in the object store (rank 0). `bytes` were sent for it."""
 
     name: str
     bytes: int
     took_s: float
+
+
+@_record("uploading")
+class UploadingRecord(Record):
+    """The copy of a checkpoint to the object store has begun, or was given up (rank 0)."""
+
+    name: str
+    bytes: int
+    #: the copy was given up, because the checkpoint here is damaged
+    failed: bool = False
 
 
 @_record("restored")

@@ -136,6 +136,8 @@ class LineageView(ResponseBody):
     num_checkpoints: int = 0
     num_valid: int = 0
     num_quarantined: int = 0
+    num_stored: int = 0  # valid, and complete in the object store
+    num_uploading: int = 0
     num_samples: int | None = None  # of one epoch
     consumed: int | None = None
     missed: int | None = None
@@ -224,7 +226,12 @@ class EventPage(ResponseBody):
 
 
 class CheckpointView(ResponseBody):
-    """One checkpoint. `state`: valid, quarantined or removed."""
+    """One checkpoint. `state`: valid, quarantined or removed.
+
+    `near`: it was committed in a folder of the nodes; else in the object store alone. `copy_state` is its
+    state in the object store: uploading, stored or failed; null without a store or before the upload.
+    `copy_bytes` were sent, or are to be sent, at `copied_at`.
+    """
 
     attempt: int
     generation: int
@@ -236,6 +243,10 @@ class CheckpointView(ResponseBody):
     metrics: dict[str, float]
     created_at: At
     state: str
+    near: bool = True
+    copy_state: str | None = None
+    copy_bytes: int | None = None
+    copied_at: At | None = None
     is_best: bool = False
 
 

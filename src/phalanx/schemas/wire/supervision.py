@@ -128,6 +128,20 @@ class CheckpointRemovedReport(GenerationReport):
     path: EncodableText
 
 
+class CheckpointCopyReport(GenerationReport):
+    """The copy of a checkpoint in the object store has begun, is complete or was given up.
+
+    `name` is the last part of the checkpoint's path.
+    """
+
+    kind: Literal["checkpoint_copy"] = "checkpoint_copy"
+    name: EncodableText
+    state: Literal["uploading", "stored", "failed"]
+    size_bytes: int = 0
+    took_s: float | None = None
+    at: int
+
+
 class WarningReport(GenerationReport):
     """Something the user should see: a full disk, a resume that is not exact, dropped log bytes."""
 
@@ -249,6 +263,7 @@ Report = Annotated[
     | RestoredReport
     | QuarantinedReport
     | CheckpointRemovedReport
+    | CheckpointCopyReport
     | WarningReport
     | GuardReport
     | StacksReport

@@ -129,6 +129,7 @@ def _checkpoints(here: Here, num: int) -> list[str]:
     rows = []
     for one in reversed(found):
         state = one.state + (" (best)" if one.is_best else "")
+        state += f", copy {one.copy_state}" if one.copy_state is not None else ""
         size, saved = format_size(one.size_bytes), _time(one.created_at)
         rows.append((str(one.step), state, one.path, size, saved))
     heads = ("step", "state", "path", "size", "saved")

@@ -149,6 +149,11 @@ def _removed(inbox: Inbox, report: wire.CheckpointRemovedReport) -> None:
     lineage.mark_checkpoint(inbox.tx, inbox.job, report.path, "removed")
 
 
+def _copy(inbox: Inbox, report: wire.CheckpointCopyReport) -> None:
+    at = inbox.ours(report.at)
+    lineage.mark_copy(inbox.tx, inbox.job, report.name, report.state, report.size_bytes, at)
+
+
 def _warning(inbox: Inbox, report: wire.WarningReport) -> None:
     data = {"message": report.message, "rank": report.rank, "node_rank": inbox.node_rank}
     inbox.events.append(Note("warned", inbox.attempt, report.generation, data))
@@ -241,6 +246,7 @@ _READERS: Mapping[type, Callable[[Inbox, Any], None]] = {
     wire.RankFailedReport: _rank_failed,
     wire.RanksEndedReport: _ranks_ended,
     wire.CheckpointReport: _checkpoint,
+    wire.CheckpointCopyReport: _copy,
     wire.RestoredReport: _restored,
     wire.QuarantinedReport: _quarantined,
     wire.CheckpointRemovedReport: _removed,

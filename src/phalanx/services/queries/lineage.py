@@ -46,6 +46,7 @@ def lineage_view(tx: Tx, job: Job) -> LineageView:
     restarts = restarts_of(endings, rows)
     slices = lineage.ledger_of(tx, job.num)
     saved = lineage.count_checkpoints(tx, job.num)
+    copies = lineage.count_copies(tx, job.num)
     num_samples = max((s.num_samples for s in slices if s.num_samples is not None), default=None)
     silent = supervisors.silent_attempts(tx, job.num)
     if job.attempt is not None:
@@ -59,6 +60,8 @@ def lineage_view(tx: Tx, job: Job) -> LineageView:
         num_checkpoints=sum(saved.values()),
         num_valid=saved.get("valid", 0),
         num_quarantined=saved.get("quarantined", 0),
+        num_stored=copies.get("stored", 0),
+        num_uploading=copies.get("uploading", 0),
         num_samples=num_samples,
         exact=all(one.exact for one in restores) if restores else None,
     )

@@ -86,7 +86,13 @@ def list_checkpoints(platform: Platform, num: int) -> list[CheckpointView]:
         rows = lineage.checkpoints_of(tx, num)
         best = best_path(rows, spec)
         return [
-            CheckpointView.of(row, created_at=at_of(row.created_at), is_best=row.path == best)
+            CheckpointView.of(
+                row,
+                created_at=at_of(row.created_at),
+                near="://" not in row.path,
+                copied_at=at_or_none(row.copied_at),
+                is_best=row.path == best,
+            )
             for row in rows
         ]
 

@@ -23,6 +23,7 @@ from phalanx.core.training.ledger import Consumed, merge
 from phalanx.kit.text import replace_unencodable
 from phalanx.launch.space import TrimmedFile
 from phalanx.schemas.wire.supervision import (
+    CheckpointCopyReport,
     CheckpointRemovedReport,
     CheckpointReport,
     GuardReport,
@@ -52,9 +53,7 @@ _INVALID = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError)
 Put = Callable[[Callable[[int], Report]], object]
 
 # Records that stay on the node, in the rank's report file, and why.
-NOT_FORWARDED: Mapping[type[Record], str] = {
-    contract.UploadedRecord: "no view shows remote copies: a restore lists the object store",
-}
+NOT_FORWARDED: Mapping[type[Record], str] = {}
 
 
 class RecordTail:
@@ -305,6 +304,12 @@ class GenerationRecords:
         if self._is_new(record.kind, record.path):
             self._checkpoints.append((at, record))
 
+    def _copy(
+        self, _rank: int, at: int, record: contract.UploadedRecord | contract.UploadingRecord
+    ) -> None:
+        self._checkpoint_report(at, record)  # raises for invalid values here, not when it is sent
+        self._checkpoints.append((at, record))
+
     def _restored(self, _rank: int, _at: int, record: contract.RestoredRecord) -> None:
         if not self._began:
             self._began = True
@@ -392,6 +397,8 @@ class GenerationRecords:
             return lambda seq: QuarantinedReport(
                 seq=seq, generation=generation, path=path, message=why
             )
+        if isinstance(record, contract.UploadedRecord | contract.UploadingRecord):
+            return _copy_report(generation, at, record)
         assert isinstance(record, contract.CheckpointRecord)
         fields: dict[str, Any] = {
             "generation": generation,
@@ -416,6 +423,8 @@ _HANDLERS: Mapping[type[Record], Callable[[GenerationRecords, int, int, Any], No
     contract.CheckpointRecord: GenerationRecords._checkpoint,
     contract.RemovedRecord: GenerationRecords._gone,
     contract.QuarantinedRecord: GenerationRecords._gone,
+    contract.UploadingRecord: GenerationRecords._copy,
+    contract.UploadedRecord: GenerationRecords._copy,
     contract.RestoredRecord: GenerationRecords._restored,
     contract.DataRecord: GenerationRecords._data,
     contract.GuardRecord: GenerationRecords._guard,
@@ -437,6 +446,8 @@ class SideRecords(GenerationRecords):
         contract.DataRecord,
         contract.QuarantinedRecord,
         contract.RemovedRecord,
+        contract.UploadingRecord,
+        contract.UploadedRecord,
     )
 
     @property
@@ -530,6 +541,23 @@ class MetricTail:
         """Close the files."""
         for tail in self._tails.values():
             tail.close()
+
+
+def _copy_report(
+    generation: int, at: int, record: contract.UploadedRecord | contract.UploadingRecord
+) -> Callable[[int], Report]:
+    stored = isinstance(record, contract.UploadedRecord)
+    failed = isinstance(record, contract.UploadingRecord) and record.failed
+    fields: dict[str, Any] = {
+        "generation": generation,
+        "name": record.name,
+        "state": "stored" if stored else "failed" if failed else "uploading",
+        "size_bytes": record.bytes,
+        "took_s": getattr(record, "took_s", None),
+        "at": at,
+    }
+    CheckpointCopyReport(seq=0, **fields)
+    return lambda seq: CheckpointCopyReport(seq=seq, **fields)
 
 
 def _is_no_metric(frame: bytes) -> bool:

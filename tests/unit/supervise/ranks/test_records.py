@@ -87,6 +87,21 @@ def test_a_checkpoint_that_is_gone_again_was_there_first(tmp_path):
     assert len(told) == 4
 
 
+def test_uploads_are_reported_behind_the_checkpoint():
+    here, sent = opened()
+    name = "step-00000003-0123abcd"
+    for record in (
+        reports.CheckpointRecord(path=f"/c/{name}", name=name, step=3),
+        reports.UploadingRecord(name=name, bytes=10),
+        reports.UploadingRecord(name=name, bytes=0, failed=True),
+        reports.UploadedRecord(name=name, bytes=10, took_s=0.5),
+    ):
+        here.add(0, 7, record)
+    assert [one.kind for one in sent] == ["checkpoint"] + ["checkpoint_copy"] * 3
+    assert [one.state for one in sent[1:]] == ["uploading", "failed", "stored"]
+    assert (sent[3].name, sent[3].size_bytes, sent[3].took_s) == (name, 10, 0.5)
+
+
 def test_warnings_of_a_script_come_to_an_end_and_checkpoints_do_not():
     here, sent = opened()
     for number in range(3 * records._MOST_WARNINGS):
