@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 READ_BYTES = 1 << 18
 TAIL_BYTES = 64 * 1024
+# More places are not told apart: a disk that is full and free in turns must not fill the memory.
+_MOST_LOSSES = 10_000
 
 Append = Callable[[bytes], int]
 """Appends bytes and returns how many were taken, as `os.write`; raises OSError."""
@@ -25,7 +28,8 @@ def open_append(path: Path) -> tuple[int, Append]:
 class Capture:
     """One stream. Bytes the disk refuses are dropped and counted; the writer goes on.
 
-    `num_written` is the size of the file, `num_dropped` what never reached it, `tail` the last bytes
+    `num_written` is the size of the file, `num_dropped` what never reached it. `losses` says at which
+    offsets of the file, with the number of bytes, until a reader takes them out. `tail` are the last bytes
     whether written or not.
     """
 
@@ -34,6 +38,7 @@ class Capture:
     num_dropped: int = 0
     tail: bytearray = field(default_factory=bytearray)
     error: str | None = None
+    losses: deque[tuple[int, int]] = field(default_factory=deque)
 
     def take(self, data: bytes) -> None:
         """Store what was read from the pipe."""
@@ -45,11 +50,21 @@ class Capture:
             try:
                 taken = self.append(bytes(rest))
             except OSError as error:
-                self.num_dropped += len(rest)
+                self._lose(len(rest))
                 self.error = self.error or (error.strerror or str(error))
                 return
             self.num_written += taken
             rest = rest[taken:]
+
+    def _lose(self, num_bytes: int) -> None:
+        self.num_dropped += num_bytes
+        if self.losses and (
+            self.losses[-1][0] == self.num_written or len(self.losses) >= _MOST_LOSSES
+        ):
+            at, before = self.losses.pop()
+            self.losses.append((at, before + num_bytes))
+        else:
+            self.losses.append((self.num_written, num_bytes))
 
 
 def read_available(descriptor: int) -> tuple[bytes, bool]:

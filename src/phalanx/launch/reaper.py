@@ -5,7 +5,9 @@ all processes below it on request or when its supervisor's end of the channel cl
 however the supervisor dies. It is a subreaper, so processes that daemonise stay below it.
 
 Messages to it: `{"op": "spawn", "id", "argv", "env", "cwd", "spare"}` with descriptors for 0, 1, 2, … ;
-`{"op": "kill", "id"}` kills everything but the spared ones.
+`{"op": "kill", "id"}` kills everything but the spared ones. `{"op": "keep", "id"}` with the reading ends of
+output pipes and the files they are written to, in pairs: when the supervisor dies, what it had not read is
+written to the files. `{"op": "forget", "id"}` closes them.
 From it: `{"event": "spawned", "id", "pid"}`, `{"event": "refused", "id", "errno", "message"}`,
 `{"event": "exited", "pid", "status", "at"}`, `{"event": "killed", "id"}`.
 """
@@ -40,6 +42,7 @@ class Reaper:
         self._group = group
         self._wakeup = wakeup
         self._spared: set[int] = set()
+        self._kept: list[int] = []  # pipes and files, in turns
 
     def serve(self) -> None:
         """Until the supervisor is gone; then until everything else is gone too."""
@@ -58,6 +61,8 @@ class Reaper:
         self._group.kill()
         linux.kill_below(os.getpid(), frozenset(), self._reap)
         self._reap()  # processes that died after the last call
+        for pipe, file in zip(self._kept[::2], self._kept[1::2], strict=True):
+            _save_rest(pipe, file)
         self._group.remove()
 
     def _attend(self) -> bool:
@@ -69,6 +74,12 @@ class Reaper:
         elif message.body["op"] == "kill":
             linux.kill_below(os.getpid(), frozenset(self._spared), self._reap)
             self._tell({"event": "killed", "id": message.body["id"]})
+        elif message.body["op"] == "keep":
+            self._kept.extend(message.descriptors)
+        elif message.body["op"] == "forget":
+            for descriptor in self._kept:
+                os.close(descriptor)
+            self._kept.clear()
         return True
 
     def _tell(self, body: dict[str, Any]) -> None:
@@ -98,6 +109,14 @@ class Reaper:
         if body.get("spare"):
             self._spared.add(pid)
         self._tell({"event": "spawned", "id": body["id"], "pid": pid})
+
+
+def _save_rest(pipe: int, file: int) -> None:
+    """Write what a pipe still holds to a file, without waiting; a full disk ends it."""
+    with contextlib.suppress(OSError):
+        while data := os.read(pipe, 1 << 16):
+            while data:
+                data = data[os.write(file, data) :]
 
 
 def spawn(

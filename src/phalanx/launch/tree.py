@@ -15,6 +15,8 @@ from phalanx.launch.wire import Channel, pair
 _SOURCE = str(Path(__file__).resolve().parents[2])
 # The reaper is to start in milliseconds and to depend on nothing: no site packages, no environment.
 _REAPER = f"import sys; sys.path.insert(0, {_SOURCE!r}); from phalanx.launch.reaper import main; main(int(sys.argv[1]))"  # noqa: E501
+# Even, and below `wire.MAX_DESCRIPTORS`.
+_MOST_KEPT = 8
 FORK_SERVER_MODULE = "phalanx.train.warm_process.fork_server"
 
 
@@ -62,6 +64,15 @@ class ReaperProcess:
     def kill(self) -> int:
         """Request a kill of all processes that are not spared; answered by `killed` when all are gone."""
         return self._ask({"op": "kill"}, ())
+
+    def keep(self, descriptors: Sequence[int]) -> None:
+        """Have it save what pipes hold should the supervisor die: reading ends and files, in turns."""
+        for start in range(0, len(descriptors), _MOST_KEPT):
+            self._ask({"op": "keep"}, descriptors[start : start + _MOST_KEPT])
+
+    def forget(self) -> None:
+        """Have it close the descriptors of all earlier calls of `keep`."""
+        self._ask({"op": "forget"}, ())
 
     def _ask(self, body: dict[str, Any], descriptors: Sequence[int]) -> int:
         body["id"] = next(self.ids)

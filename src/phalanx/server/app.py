@@ -108,6 +108,7 @@ def build_context(  # noqa: PLR0913
             signing_key=hashlib.sha256(b"supervisors:" + token.encode()).digest(),
             base_env=base_environment(),
             contact_lost_after_s=settings.contact_lost_after_s,
+            log_limit=settings.retention.log_bytes_per_job,
             policy=policy_of(settings.scheduler),
             clusters=clusters or NoClusters(),
         ),

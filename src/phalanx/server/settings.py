@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
-from phalanx.kit.units import parse_duration
+from phalanx.kit.units import parse_duration, parse_size
 
 _PREFIX = "PHALANX__"
 # Settings that had another name: section and key, then and now.
@@ -100,6 +100,13 @@ class SchedulerSettings(SettingsGroup):
     )
 
 
+def _size(value: object) -> object:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+Size = Annotated[int | None, BeforeValidator(_size), Field(ge=1 << 20)]
+
+
 def _age(value: object) -> object:
     return parse_duration(value) if isinstance(value, str) else value
 
@@ -119,6 +126,11 @@ class RetentionSettings(SettingsGroup):
     metrics: Age = Field(
         default=None,
         description="Age of ended jobs at which their metrics are deleted; absent: never.",
+    )
+    log_bytes_per_job: Size = Field(
+        default=512 << 20,
+        description="Output of ranks that is stored of one job, such as `512MiB`. Above it, output behind "
+        "the first eighth is deleted, the oldest first, and its place shows the number of bytes.",
     )
     tick_s: float = Field(default=600.0, gt=0, description="Interval between retention sweeps.")
 

@@ -73,6 +73,7 @@ class Platform:
     signing_key: bytes  # key of supervisor tokens
     base_env: Mapping[str, str] = field(default_factory=dict)  # base environment of `submit` jobs
     contact_lost_after_s: float = 480.0  # silence before a supervisor is lost
+    log_limit: int | None = None  # bytes of output stored of one job; None: any number
     policy: PlanningPolicy = PlanningPolicy()  # planning configuration
     scheduler_cache: SchedulerCache = field(default_factory=SchedulerCache, compare=False)  # cache
     clusters: Clusters = field(default_factory=NoClusters, compare=False)  # connected Ray clusters

@@ -297,3 +297,28 @@ log_segments = Table(
     Index(None, "job", "id"),
     Index(None, "job", "attempt", "generation", "rank", "stream", "offset", unique=True),
 )
+
+log_streams = Table(
+    "log_streams",
+    metadata,
+    _key("job"),
+    _key("attempt"),
+    _key("generation"),
+    _key("rank"),
+    Column("stream", String(3), primary_key=True),
+    # Bytes up to here were received once, whether or not they are still stored.
+    Column("received", BigInteger, nullable=False),
+    Column("size", BigInteger),  # all that the rank wrote; NULL: not known, or all was received
+    # Bytes before this offset were deleted because of their age.
+    Column("expired", BigInteger, nullable=False, server_default=text("0")),
+)
+
+log_volumes = Table(
+    "log_volumes",
+    metadata,
+    _key("job"),
+    Column("stored_bytes", BigInteger, nullable=False),
+    Column(
+        "head_id", BigInteger, nullable=False
+    ),  # segments up to here are the protected beginning
+)

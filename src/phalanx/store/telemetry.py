@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +23,32 @@ from sqlalchemy import (
 )
 
 from phalanx.core.contract.records import MetricPoint
-from phalanx.store.database import Tx, columns_of, take_numbers, to_json
-from phalanx.store.tables import log_segments, metric_chunks, metric_names
+from phalanx.store.database import Tx, columns_of, read, take_numbers, to_json
+from phalanx.store.tables import (
+    log_segments,
+    log_streams,
+    log_volumes,
+    metric_chunks,
+    metric_names,
+)
 
 _END = log_segments.c.offset + func.length(log_segments.c.data)
+# Of the bytes that a job may have stored, this share belongs to the beginning of its output.
+_HEAD_SHARE = 1 / 8
+# How far below the limit a job is brought at once.
+_SLACK = 1 / 16
+_BATCH = 500
+
+StreamKey = tuple[int, int, int, str]
+"""(attempt, generation, rank, stream)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSegment:
-    """Bytes [offset, offset + len(data)) of one rank's stream in one generation."""
+    """Bytes [offset, offset + len(data)) of one rank's stream in one generation.
+
+    Without data: the stream has ended at `offset`.
+    """
 
     id: int  # order of arrival
     job: int  # job number
@@ -60,7 +78,7 @@ def logs_topic(job: int) -> str:
     return f"logs:{job}"
 
 
-def _of_stream(job: int, key: tuple[int, int, int, str]) -> ColumnElement[bool]:
+def _of_stream(job: int, key: StreamKey) -> ColumnElement[bool]:
     """The segments of one stream; `key` is (attempt, generation, rank, stream)."""
     here = log_segments.c
     attempt, generation, rank, stream = key
@@ -68,22 +86,146 @@ def _of_stream(job: int, key: tuple[int, int, int, str]) -> ColumnElement[bool]:
     return and_(gang, here.rank == rank, here.stream == stream)
 
 
-def add_log(tx: Tx, fresh: LogSegment) -> None:
-    """Append a segment; its `id` is given here. Bytes that are known by their offset are left out.
+@dataclass(frozen=True, slots=True)
+class LogStream:
+    """What is known of one output stream of one rank in one generation."""
 
-    After a lost answer a supervisor reads its files again, and may cut them differently.
+    job: int  # job number
+    attempt: int  # number in the job
+    generation: int  # number in the attempt
+    rank: int  # global rank
+    stream: str  # `out` or `err`
+    received: int  # bytes up to here were received once
+    size: int | None  # all that the rank wrote; None: not known, or all was received
+    expired: int  # bytes before this offset were deleted because of their age
+
+    @property
+    def key(self) -> StreamKey:
+        """(attempt, generation, rank, stream)."""
+        return self.attempt, self.generation, self.rank, self.stream
+
+
+def log_stream(tx: Tx, job: int, key: StreamKey) -> LogStream | None:
+    """Read what is known of one stream."""
+    row = tx.conn.execute(select(log_streams).where(_is_stream(job, key))).mappings().first()
+    return None if row is None else LogStream(**row)
+
+
+def log_streams_of(tx: Tx, job: int, attempt: int) -> list[LogStream]:
+    """Read what is known of the streams of an attempt."""
+    here = log_streams.c
+    return read(tx, LogStream, select(log_streams).where(here.job == job, here.attempt == attempt))
+
+
+def _is_stream(job: int, key: StreamKey) -> ColumnElement[bool]:
+    here = log_streams.c
+    attempt, generation, rank, stream = key
+    gang = and_(here.job == job, here.attempt == attempt, here.generation == generation)
+    return and_(gang, here.rank == rank, here.stream == stream)
+
+
+def _put_stream(tx: Tx, job: int, key: StreamKey, known: LogStream | None, **values: int) -> None:
+    if known is not None:
+        tx.conn.execute(log_streams.update().where(_is_stream(job, key)).values(**values))
+        return
+    attempt, generation, rank, stream = key
+    row = {"job": job, "attempt": attempt, "generation": generation, "rank": rank}
+    tx.conn.execute(log_streams.insert(), {**row, "stream": stream, "received": 0, **values})
+
+
+def add_log(tx: Tx, fresh: LogSegment, max_bytes: int | None = None) -> None:
+    """Append a segment; its `id` is given here. Bytes that were received before are left out.
+
+    After a lost answer a supervisor reads its files again, and may cut them differently. When the job has
+    more than `max_bytes` stored, its oldest segments behind the beginning are deleted.
     """
-    same = _of_stream(fresh.job, (fresh.attempt, fresh.generation, fresh.rank, fresh.stream))
-    # Segments of a stream do not overlap, so the newest ends last; the index leads straight to it.
-    newest = select(_END).where(same).order_by(log_segments.c.offset.desc()).limit(1)
-    known = tx.conn.execute(newest).scalar()
-    data = fresh.data[max(0, (known or 0) - fresh.offset) :]
+    key = (fresh.attempt, fresh.generation, fresh.rank, fresh.stream)
+    known = log_stream(tx, fresh.job, key)
+    received = 0 if known is None else known.received
+    data = fresh.data[max(0, received - fresh.offset) :]
     if not data:
         return
     offset = fresh.offset + len(fresh.data) - len(data)
-    added = {"id": take_numbers(tx, "log"), "data": data, "offset": offset}
+    # Lost bytes lie before the segment: they were stored with its first part.
+    dropped = fresh.dropped if offset == fresh.offset else 0
+    if known is not None and known.size == offset:
+        _drop_end(tx, fresh.job, key, offset)
+    number = _insert(tx, fresh, offset, dropped, data)
+    _put_stream(tx, fresh.job, key, known, received=offset + len(data))
+    _grow(tx, fresh.job, number, len(data), max_bytes)
+
+
+def end_log(tx: Tx, end: LogSegment) -> None:
+    """Record that a stream has ended at `end.offset`, whether or not all of it was received.
+
+    Stored as a segment without data, where bytes before it are missing; later bytes may still fill the gap.
+    """
+    key = (end.attempt, end.generation, end.rank, end.stream)
+    known = log_stream(tx, end.job, key)
+    received = 0 if known is None else known.received
+    if known is not None and known.size is not None and known.size >= end.offset:
+        return
+    if received >= end.offset and not end.dropped:
+        return
+    _insert(tx, end, end.offset, end.dropped, b"")
+    _put_stream(tx, end.job, key, known, size=end.offset)
+
+
+def _insert(tx: Tx, fresh: LogSegment, offset: int, dropped: int, data: bytes) -> int:
+    number = take_numbers(tx, "log")
+    added = {"id": number, "data": data, "offset": offset, "dropped": dropped}
     tx.conn.execute(log_segments.insert(), columns_of(fresh) | added)
     tx.touched.topics.add(logs_topic(fresh.job))
+    return number
+
+
+def _drop_end(tx: Tx, job: int, key: StreamKey, offset: int) -> None:
+    """Delete the mark of an end at which more bytes follow: they have the same offset."""
+    here = log_segments.c
+    same = and_(_of_stream(job, key), here.offset == offset, func.length(here.data) == 0)
+    tx.conn.execute(log_segments.delete().where(same))
+
+
+def _grow(tx: Tx, job: int, number: int, num_bytes: int, max_bytes: int | None) -> None:
+    """Count the bytes of segment `number`, and delete the oldest ones above the limit."""
+    here = log_volumes.c
+    added = here.stored_bytes + num_bytes
+    grow = log_volumes.update().where(here.job == job).values(stored_bytes=added)
+    row = tx.conn.execute(grow.returning(here.stored_bytes, here.head_id)).first()
+    if row is None:
+        # Supervisors of one job may add the first segments at the same time.
+        insert = text(
+            "INSERT INTO log_volumes (job, stored_bytes, head_id) VALUES (:job, 0, 0) "
+            "ON CONFLICT DO NOTHING"
+        )
+        tx.conn.execute(insert, {"job": job})
+        row = tx.conn.execute(grow.returning(here.stored_bytes, here.head_id)).one()
+    stored, head_id = row
+    if max_bytes is None:
+        return
+    if stored <= max_bytes * _HEAD_SHARE:
+        tx.conn.execute(log_volumes.update().where(here.job == job).values(head_id=number))
+    elif stored > max_bytes:
+        _shrink(tx, job, head_id, stored - round(max_bytes * (1 - _SLACK)))
+
+
+def _shrink(tx: Tx, job: int, head_id: int, num_bytes: int) -> None:
+    """Delete the oldest segments behind the protected beginning, at least `num_bytes` of them."""
+    here = log_segments.c
+    size = func.length(here.data)
+    query = select(here.id, size).where(here.job == job, here.id > head_id, size > 0)
+    gone: list[int] = []
+    freed = 0
+    with tx.conn.execution_options(yield_per=32).execute(query.order_by(here.id)) as rows:
+        for number, length in rows:
+            if freed >= num_bytes:
+                break
+            gone.append(number)
+            freed += length
+    for start in range(0, len(gone), _BATCH):
+        _drop(tx, log_segments, gone[start : start + _BATCH])
+    less = log_volumes.c.stored_bytes - freed
+    tx.conn.execute(log_volumes.update().where(log_volumes.c.job == job).values(stored_bytes=less))
 
 
 def logs_after(
@@ -250,8 +392,21 @@ def drop_logs(tx: Tx, *, before: int, limit: int) -> int:
     They are numbered as they come, so those to go are the first ones.
     """
     here = log_segments.c
-    oldest = tx.conn.execute(select(here.id, here.at).order_by(here.id).limit(limit))
-    return _drop(tx, log_segments, [number for number, at in oldest if at < before])
+    columns = (here.id, here.at, here.job, here.attempt, here.generation, here.rank, here.stream)
+    query = select(*columns, _END.label("end"), func.length(here.data).label("size"))
+    rows = tx.conn.execute(query.order_by(here.id).limit(limit)).all()
+    old = [row for row in rows if row.at < before]
+    sizes: Counter[int] = Counter()
+    for row in old:
+        sizes[row.job] += row.size
+        key = (row.attempt, row.generation, row.rank, row.stream)
+        is_later = and_(_is_stream(row.job, key), log_streams.c.expired < row.end)
+        tx.conn.execute(log_streams.update().where(is_later).values(expired=row.end))
+    for job, size in sizes.items():
+        less = log_volumes.c.stored_bytes - size
+        is_job = log_volumes.c.job == job
+        tx.conn.execute(log_volumes.update().where(is_job).values(stored_bytes=less))
+    return _drop(tx, log_segments, [row.id for row in old])
 
 
 def drop_points(tx: Tx, nums: Sequence[int], *, limit: int) -> int:
@@ -281,12 +436,10 @@ def _floats(values: dict[str, float | str]) -> dict[str, float]:
     return {key: float(one) for key, one in values.items()}
 
 
-def line_start(
-    tx: Tx, job: int, key: tuple[int, int, int, str], *, start: int, up_to: int
-) -> bytes:
-    """Bytes from offset `start` of one stream, as far as segment `up_to`.
+def line_start(tx: Tx, job: int, key: StreamKey, *, start: int, up_to: int) -> tuple[int, bytes]:
+    """Bytes of one stream from offset `start`, as far as segment `up_to`, and where they begin.
 
-    `key` is (attempt, generation, rank, stream).
+    They begin later than `start` where bytes in between are not stored any more.
     """
     here = log_segments.c
     query = (
@@ -294,4 +447,17 @@ def line_start(
         .where(_of_stream(job, key), here.id <= up_to, start < _END)
         .order_by(here.offset)
     )
-    return b"".join(data[max(0, start - offset) :] for offset, data in tx.conn.execute(query))
+    found = b""
+    for offset, data in tx.conn.execute(query):
+        if offset > start + len(found):
+            start, found = offset, b""
+        found += data[max(0, start - offset) :] if not found else data
+    return start, found
+
+
+def end_before(tx: Tx, job: int, key: StreamKey, offset: int) -> int:
+    """Where the stored segment of one stream before `offset` ends; 0 where there is none."""
+    here = log_segments.c
+    query = select(_END).where(_of_stream(job, key), here.offset < offset)
+    query = query.order_by(here.offset.desc()).limit(1)
+    return int(tx.conn.execute(query).scalar() or 0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,6 +170,18 @@ class ProcessTree:
         if warm is not None:
             self.loop.forget(warm.channel.fileno())
             warm.channel.close()  # it leaves at end-of-file
+
+    # -- output -----------------------------------------------------------------------------------
+
+    def keep_output(self, descriptors: Sequence[int]) -> None:
+        """Have the reaper save what pipes hold when this process dies: reading ends and files, in turns."""
+        with contextlib.suppress(OSError):  # a reaper that is gone ends all ranks anyway
+            self.reaper.keep(descriptors)
+
+    def forget_output(self) -> None:
+        """End that: everything was read."""
+        with contextlib.suppress(OSError):
+            self.reaper.forget()
 
     # -- killing -----------------------------------------------------------------------------------
 

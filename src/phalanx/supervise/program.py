@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.core.jobs.desired import Action
@@ -45,7 +46,30 @@ _LOG = logging.getLogger(__name__)
 # Interval at which report files and log backlogs are read while ranks run.
 TICK_S = 0.15
 HEARTBEAT_S = 1.0
+# How long the last reports may take; while output arrives, those of ranks that succeeded may take longer.
 _FINAL_REPORTS_S = 10.0
+_FINAL_OUTPUT_S = 300.0
+# The last words about output that is not sent any more.
+_LAST_WORDS_S = 2.0
+
+
+@dataclass(slots=True)
+class FinalReports:
+    """The time for the last reports: until `quiet`, which each stored report moves, and `end` at most.
+
+    `told` is the limit for the report of what is not sent any more; None until then.
+    """
+
+    end: float
+    quiet: float
+    acked: int
+    told: float | None = None
+
+    def is_over(self, now: float, acked: int) -> bool:
+        """Whether the time has passed; `acked` is the number of the last stored report."""
+        if acked > self.acked:
+            self.acked, self.quiet = acked, now + _FINAL_REPORTS_S
+        return now > min(self.quiet, self.end)
 
 
 class Supervisor:
@@ -66,7 +90,7 @@ class Supervisor:
         self._node_dir = Path(assignment.node_dir)
         self._outbox = Outbox(self._node_dir / "spool")
         self._link = ControlPlaneLink(assignment, self._outbox, clock, self._deliver)
-        self._shipper = BulkShipper(self._outbox, clock)
+        self._shipper = BulkShipper(self._outbox, clock, assignment.log_limit)
         self._orphans = OrphanReports(assignment, clock)
         self._preparation = Preparation(assignment, processes, environment)
         self._context = GenerationContext(
@@ -86,6 +110,7 @@ class Supervisor:
         self._leaving = False
         self._last_report: RanksEndedReport | None = None
         self._beat_at = 0.0
+        self._final = FinalReports(0.0, 0.0, 0)
         processes.on_lost = self._lost
         processes.on_warning = self._warn
 
@@ -285,19 +310,41 @@ class Supervisor:
     def _begin_final_reports(self) -> None:
         self._write_exit(self._last_report)
         alone = self._link.silent_s > self._assignment.contact_lost_after_s
-        deadline = self._clock.monotonic() + (0.0 if alone else _FINAL_REPORTS_S)
-        self._send_final_reports(deadline)
+        now = self._clock.monotonic()
+        last = self._last_report
+        # The slots of ranks that were stopped or failed are waited for, or the executor kills this process.
+        succeeded = last is not None and last.outcome is NodeOutcome.SUCCEEDED
+        end = 0.0 if alone else _FINAL_OUTPUT_S if succeeded else _FINAL_REPORTS_S
+        self._final = FinalReports(now + end, now + min(end, _FINAL_REPORTS_S), self._outbox.acked)
+        self._send_final_reports()
 
-    def _send_final_reports(self, deadline: float) -> None:
-        """Ship the rest of the logs and metrics until all is acknowledged or the deadline has passed."""
+    def _send_final_reports(self) -> None:
+        """Ship the rest of the logs and metrics until all is acknowledged or the time is over.
+
+        Then say how much output was not sent.
+        """
         self._ship_bulk()
-        if self._clock.monotonic() > deadline:
-            self._loop.stop()
-        elif self._outbox.empty and self._orphans.over:
+        now, final = self._clock.monotonic(), self._final
+        whole = self._outbox.empty and self._orphans.over and self._shipper.backlog == 0
+        if final.told is None and whole:
             self._link.put(lambda seq: LeavingReport(seq=seq))
-            self._send_leaving(deadline)
+            self._send_leaving(now + _FINAL_REPORTS_S)
+        elif final.told is not None and (self._outbox.empty or now > final.told):
+            self._leave_unsent(now)
         else:
-            self._loop.call_later(0.01, lambda: self._send_final_reports(deadline))
+            if final.told is None and final.is_over(now, self._outbox.acked):
+                self._shipper.give_up()
+                self._shipper.close()
+                self._link.push()
+                final.told = now + _LAST_WORDS_S
+            self._loop.call_later(0.01, self._send_final_reports)
+
+    def _leave_unsent(self, now: float) -> None:
+        if self._outbox.empty and self._orphans.over:
+            self._link.put(lambda seq: LeavingReport(seq=seq))
+            self._send_leaving(now + _LAST_WORDS_S)
+        else:
+            self._loop.stop()
 
     def _send_leaving(self, deadline: float) -> None:
         if self._outbox.empty or self._clock.monotonic() > deadline:

@@ -259,12 +259,9 @@ class StoreContract:
         found = store.view(lambda tx: telemetry.logs_after(tx, 1, cursor=0))
         assert b"".join(one.data for one in found) == b"abcdef"
         assert [one.offset for one in found] == [0, 3, 5]
-        assert (
-            store.view(
-                lambda tx: telemetry.line_start(tx, 1, (1, 0, 0, "out"), start=2, up_to=found[1].id)
-            )
-            == b"cde"
-        )
+        assert store.view(
+            lambda tx: telemetry.line_start(tx, 1, (1, 0, 0, "out"), start=2, up_to=found[1].id)
+        ) == (2, b"cde")
 
     def test_logs_are_followed_by_cursor_and_read_from_the_end(self, store: Store) -> None:
         for index in range(6):

@@ -10,10 +10,24 @@ from phalanx.core.telemetry.profiles import MAX_STEPS
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText
 
 
+class LogGap(ResponseBody):
+    """Output that is not stored. `begin` and `end` are offsets in the stream; None: it was in no file.
+
+    Causes: `lost` (the node could not write it to its disk), `limit` (more than is stored of one job),
+    `expired` (older than the retention allows), `unsent` (its supervisor ended before it was sent).
+    """
+
+    num_bytes: int
+    cause: Literal["lost", "limit", "expired", "unsent"]
+    begin: int | None = None
+    end: int | None = None
+
+
 class LogLine(ResponseBody):
     """One line without its line end. `partial`: the rest of the line may follow as a new line.
 
-    `role` and `rank_in_role` are given for gangs with several roles.
+    With `gap`, the line stands for output that is missing at this place, and `text` says so. `role` and
+    `rank_in_role` are given for gangs with several roles.
     """
 
     rank: int
@@ -23,6 +37,7 @@ class LogLine(ResponseBody):
     attempt: int
     generation: int
     partial: bool = False
+    gap: LogGap | None = None
     role: str = ""
     rank_in_role: int | None = None
 

@@ -57,6 +57,7 @@ class Assignment(Message):
     server_file: str | None = None
     token: str
     code: str | None = None  # digest of the archive, for nodes that do not see the home
+    log_limit: int | None = None  # bytes of output stored of the job; more need not be sent
     contact_lost_after_s: float = 480.0  # 0.8 × fence_after: alone for longer, ranks are stopped
 
     @property

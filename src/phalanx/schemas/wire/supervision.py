@@ -238,7 +238,11 @@ class MetricsReport(GenerationReport):
 
 
 class LogReport(GenerationReport):
-    """Bytes [offset, offset + len) of one rank's stream, base64. `dropped`: bytes lost before them."""
+    """Bytes [offset, offset + len) of one rank's stream, base64. `dropped`: bytes lost before them.
+
+    `end`: the stream has ended at `offset`, and `data` is empty; what was not sent before will not be.
+    An older control plane passes over it.
+    """
 
     kind: Literal["log"] = "log"
     rank: int
@@ -246,6 +250,7 @@ class LogReport(GenerationReport):
     offset: int
     data: str
     dropped: int = 0
+    end: bool = False
 
 
 class LeavingReport(NumberedReport):

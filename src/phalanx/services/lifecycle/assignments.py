@@ -119,6 +119,7 @@ def _assignment(
         server_file=str(home.server_file),
         token=platform.supervisor_token(num, gang.attempt),
         code=facts.code_digest,
+        log_limit=platform.log_limit,
         contact_lost_after_s=platform.contact_lost_after_s,
     )
 

@@ -14,6 +14,7 @@ from phalanx.core.jobs.model import Job, JobState, NodePhase
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.services.caches.scheduler_cache import SchedulerCache
 from phalanx.services.lifecycle.commit import commit_many, isolate_bugs
+from phalanx.services.lifecycle.leftover_logs import collect_logs
 from phalanx.services.lifecycle.reports import ended_event
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, supervisors
@@ -52,6 +53,8 @@ def _ask(platform: Platform, polled: PolledSupervisors, now: int) -> PolledSuper
     gone = [status for status in platform.executor.poll(polled.refs) if not status.alive]
     if not gone:
         return polled
+    for status in gone:
+        collect_logs(platform, status.ref, now)
     _store_gone(platform, gone, now)
     away = {status.ref for status in gone}
     left = tuple(ref for ref in polled.refs if ref not in away)

@@ -23,16 +23,17 @@ from phalanx.store.telemetry import LogSegment
 
 @dataclass(slots=True)
 class Inbox:
-    """State while one sync call is processed. `offset_us` is added to the supervisor's times."""
+    """State while one sync call is processed."""
 
-    tx: Tx
-    job: int
-    attempt: int
-    node_rank: int
-    now: int
-    offset_us: int
-    events: list[e.JobEvent | Note] = field(default_factory=list)
-    row: dict[str, Any] = field(default_factory=dict)
+    tx: Tx  # the transaction of the call
+    job: int  # number of the job
+    attempt: int  # number of the attempt
+    node_rank: int  # of the supervisor
+    now: int  # microseconds UTC
+    offset_us: int  # added to the supervisor's times
+    log_limit: int | None = None  # bytes of output that the job may have stored; None: any number
+    events: list[e.JobEvent | Note] = field(default_factory=list)  # to commit at the end
+    row: dict[str, Any] = field(default_factory=dict)  # changes of the supervisor's row
 
     def ours(self, at: int) -> int:
         """Convert a time of the supervisor's clock to the server's; never in the future."""
@@ -210,7 +211,10 @@ def _log(inbox: Inbox, report: wire.LogReport) -> None:
         raise UserError(f"report {report.seq}: the log is not base64") from error
     place = (*inbox.key(report.generation), report.rank, report.stream)
     segment = LogSegment(0, *place, report.offset, report.dropped, inbox.now, data)
-    telemetry.add_log(inbox.tx, segment)
+    if report.end:
+        telemetry.end_log(inbox.tx, segment)
+    else:
+        telemetry.add_log(inbox.tx, segment, inbox.log_limit)
 
 
 def _leaving(inbox: Inbox, report: wire.LeavingReport) -> None:

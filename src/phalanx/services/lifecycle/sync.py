@@ -53,7 +53,7 @@ def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: i
     _authenticate(known, token)
     assert known is not None
     if _brings_news(request, known, now):
-        acked = platform.store.transact(lambda tx: _receive(tx, request, now))
+        acked = platform.store.transact(lambda tx: _receive(tx, request, now, platform.log_limit))
     else:
         acked = known.last_seq
     orders = orders_for(platform, request, now)
@@ -134,7 +134,7 @@ def _brings_news(request: SyncRequest, known: SupervisorRow, now: int) -> bool:
     )
 
 
-def _receive(tx: Tx, request: SyncRequest, now: int) -> int:
+def _receive(tx: Tx, request: SyncRequest, now: int, log_limit: int | None) -> int:
     known = _known(tx, request)
     assert known is not None
     seen_at = now if known.last_seen_at is None else known.last_seen_at
@@ -144,7 +144,7 @@ def _receive(tx: Tx, request: SyncRequest, now: int) -> int:
         received_at=now,
         since_last_us=now - seen_at,
     )
-    inbox = Inbox(tx, request.job, request.attempt, request.node_rank, now, offset)
+    inbox = Inbox(tx, request.job, request.attempt, request.node_rank, now, offset, log_limit)
     inbox.row |= {"last_seen_at": now, "clock_offset_us": offset}
     if known.first_seen_at is None:
         inbox.row["first_seen_at"] = now

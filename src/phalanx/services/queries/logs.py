@@ -9,16 +9,15 @@ from typing import Literal, cast
 from phalanx.core.jobs.model import TERMINAL
 from phalanx.errors import UserError
 from phalanx.schemas.api.body import at_of
-from phalanx.schemas.api.telemetry import LogLine, LogPage
+from phalanx.schemas.api.telemetry import LogGap, LogLine, LogPage
 from phalanx.services.platform import Platform
 from phalanx.services.queries.views import parts_of, ranks_of, role_of
 from phalanx.store import jobs, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
-from phalanx.store.telemetry import LogSegment
+from phalanx.store.telemetry import LogSegment, StreamKey
 
-StreamKey = tuple[int, int, int, str]
-"""(attempt, generation, rank, stream)."""
+GapCause = Literal["lost", "limit", "expired", "unsent"]
 # A longer line is returned in pieces of this size, so that readers see it before it ends.
 _MAX_LINE_BYTES = 1 << 20
 
@@ -91,7 +90,7 @@ def _read(tx: Tx, num: int, query: LogQuery, cursor: str | None) -> LogPage:
         key: telemetry.line_start(tx, num, key, start=start, up_to=at.segment)
         for key, start in at.open_lines.items()
     }
-    lines, rest = assemble(found, at, begun, flush=over and not more)
+    lines, rest = assemble(found, begun, _bounds(tx, num, found, tailing), flush=over and not more)
     last = found[-1].id if found else at.segment
     if tailing and query.tail is not None:
         lines = lines[len(lines) - min(query.tail, len(lines)) :]
@@ -106,6 +105,38 @@ def _with_role(stored: StoredJob, line: LogLine) -> LogLine:
     return line.model_copy(update={"role": role, "rank_in_role": rank})
 
 
+@dataclass(frozen=True, slots=True)
+class StreamBounds:
+    """What is known of a stream beside the segments at hand.
+
+    `begin` is where the stored bytes before the first of these segments end.
+    """
+
+    begin: int = 0
+    received: int = 0  # bytes up to here were received once
+    expired: int = 0  # bytes before this were deleted because of their age
+
+
+def _bounds(
+    tx: Tx, num: int, found: Sequence[LogSegment], tailing: bool
+) -> dict[StreamKey, StreamBounds]:
+    bounds: dict[StreamKey, StreamBounds] = {}
+    for segment in found:
+        key = _key_of(segment)
+        if key not in bounds:
+            known = telemetry.log_stream(tx, num, key)
+            begin = segment.offset
+            if not tailing or not segment.data:
+                begin = telemetry.end_before(tx, num, key, segment.offset)
+            received, expired = (0, 0) if known is None else (known.received, known.expired)
+            bounds[key] = StreamBounds(begin, received, expired)
+    return bounds
+
+
+def _key_of(segment: LogSegment) -> StreamKey:
+    return segment.attempt, segment.generation, segment.rank, segment.stream
+
+
 @dataclass(slots=True)
 class _Open:
     """An unfinished line: its bytes, its offset in the stream, and the time of its last bytes."""
@@ -117,25 +148,30 @@ class _Open:
 
 def assemble(
     segments: Sequence[LogSegment],
-    cursor: Cursor,
-    begun: Mapping[StreamKey, bytes],
+    begun: Mapping[StreamKey, tuple[int, bytes]],
+    bounds: Mapping[StreamKey, StreamBounds],
     *,
     flush: bool,
 ) -> tuple[list[LogLine], dict[StreamKey, int]]:
-    """Finished lines in `segments`, and the offsets of unfinished ones; `flush` returns those too."""
-    opened = {
-        key: _Open(begun[key], start, segments[0].at if segments else 0)
-        for key, start in cursor.open_lines.items()
-    }
+    """Finished lines and gaps in `segments`, and offsets of unfinished lines; `flush` returns those too.
+
+    `begun` are the unfinished lines of earlier segments: their offsets and bytes.
+    """
+    at = segments[0].at if segments else 0
+    opened = {key: _Open(data, start, at) for key, (start, data) in begun.items()}
+    ends = {key: bound.begin for key, bound in bounds.items()}
     lines: list[LogLine] = []
     for segment in segments:
-        key = (segment.attempt, segment.generation, segment.rank, segment.stream)
+        key = _key_of(segment)
         _flush_older(opened, key, lines)
+        gaps = _gaps(segment, ends.get(key, 0), bounds.get(key, StreamBounds()))
+        ends[key] = max(ends.get(key, 0), segment.offset + len(segment.data))
         line = opened.pop(key, None)
-        if line is None or segment.dropped:
+        if line is None or gaps:
             if line is not None and line.data:
                 lines.append(_line(key, line.data, segment.at, partial=True))
             line = _Open(b"", segment.offset, segment.at)
+        lines.extend(_gap_line(key, gap, segment.at) for gap in gaps)
         data = line.data + segment.data
         *whole, tail = data.split(b"\n")
         lines.extend(_line(key, one, segment.at) for one in whole)
@@ -149,6 +185,42 @@ def assemble(
         lines.extend(_line(key, one.data, one.at) for key, one in opened.items() if one.data)
         opened = {}
     return lines, {key: one.start for key, one in opened.items()}
+
+
+def _gaps(segment: LogSegment, end: int, bound: StreamBounds) -> list[LogGap]:
+    """What is missing before a segment, after stored bytes that end at `end`."""
+    gaps: list[LogGap] = []
+    if not segment.data:
+        # The stream has ended here. What was received meanwhile stands further down.
+        if segment.offset > bound.received:
+            gaps.append(_gap("unsent", bound.received, segment.offset))
+    elif segment.offset > end:
+        aged = min(segment.offset, max(end, bound.expired))
+        if aged > end:
+            gaps.append(_gap("expired", end, aged))
+        if segment.offset > aged:
+            gaps.append(_gap("limit", aged, segment.offset))
+    if segment.dropped:
+        gaps.append(LogGap(num_bytes=segment.dropped, cause="lost"))
+    return gaps
+
+
+def _gap(cause: GapCause, begin: int, end: int) -> LogGap:
+    return LogGap(num_bytes=end - begin, cause=cause, begin=begin, end=end)
+
+
+_WHY: Mapping[GapCause, str] = {
+    "lost": "the node could not write them to its disk",
+    "limit": "more output than is stored of one job; the file on the node may have them",
+    "expired": "older than the retention of logs",
+    "unsent": "the supervisor ended before it had sent them; the file on the node may have them",
+}
+
+
+def _gap_line(key: StreamKey, gap: LogGap, at: int) -> LogLine:
+    where = "" if gap.begin is None else f" (offset {gap.begin:,} to {gap.end:,})"
+    said = f"[{gap.num_bytes:,} bytes are missing here{where}: {_WHY[gap.cause]}]"
+    return _line(key, said.encode(), at).model_copy(update={"gap": gap})
 
 
 def _flush_older(opened: dict[StreamKey, _Open], key: StreamKey, lines: list[LogLine]) -> None:

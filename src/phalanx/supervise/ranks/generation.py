@@ -80,9 +80,8 @@ class Generation:
         self.folder = Path(context.assignment.node_dir) / f"g{self.number:03d}"
         gang, node = context.assignment.gang, context.assignment.node_rank
         self._framework = framework(gang.role.framework)
-        first = context.assignment.first_rank
         self.ranks = [
-            LocalRank(first + local, self.folder, context.loop, self)
+            LocalRank(context.assignment.first_rank + local, self.folder, context.loop, self)
             for local in range(gang.world.ranks_per_node)
         ]
         files = {one.rank: one.report_file for one in self.ranks}
@@ -167,6 +166,7 @@ class Generation:
         )
         env = rank_environment(adapter, gang, orders, contract, node)
         launch = LaunchRequest(env, assignment.cwd, rank.open_pipes())
+        self._context.processes.keep_output(rank.output_descriptors)
         self._line_metrics.attach(rank)
         return launch
 
@@ -262,8 +262,7 @@ class Generation:
     ) -> None:
         """End the generation because of a failure outside its ranks."""
         if self.failure is None and not self._killing and not self._finished:
-            now = self._context.clock.now()
-            node = self._context.assignment.node_rank
+            now, node = self._context.clock.now(), self._context.assignment.node_rank
             self._report_failure(Failure(cause, rank, node, now, message, traceback=traceback))
             self._check_over()
 
@@ -347,6 +346,7 @@ class Generation:
         self._grace.close()
         for rank in self.ranks:
             rank.close()
+        self._context.processes.forget_output()
         self.records.read()
         self._context.ended(self)
 

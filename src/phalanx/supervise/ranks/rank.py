@@ -52,13 +52,16 @@ class Stream:
     file: int  # descriptor of the file at `path`
     pipe: int | None = None  # descriptor to read from; None when it was closed
     listener: Callable[[bytes], None] | None = None  # receives the bytes, too
-    num_sent: int = 0  # bytes that were shipped
-    num_dropped_sent: int = 0  # dropped bytes reported
+    num_sent: int = 0  # bytes that were shipped, or passed over
+    passed_at: int | None = None  # where bytes were first passed over: they are only in the file
+    closed: bool = False  # nothing more is read
+    ended: bool = False  # its end was reported
     trimmed: TrimmedFile = field(default_factory=TrimmedFile)  # start of the file removed
 
     def trim(self) -> None:
         """Free the disk space of what was shipped, except of the last `LOG_KEPT_BYTES` of the file."""
-        end = min(self.num_sent, self.capture.num_written - LOG_KEPT_BYTES)
+        sent = self.num_sent if self.passed_at is None else self.passed_at
+        end = min(sent, self.capture.num_written - LOG_KEPT_BYTES)
         if end - self.trimmed.begin >= LOG_KEPT_BYTES // 4:
             self.trimmed.up_to(self.path, end)
 
@@ -103,9 +106,29 @@ class Stream:
             os.close(self.pipe)
             self.pipe = None
 
+    @property
+    def backlog(self) -> int:
+        """Bytes of the file that were not shipped yet."""
+        return self.capture.num_written - self.num_sent
+
+    def pass_over(self, end: int) -> None:
+        """Do not ship the bytes before `end`; they stay in the file."""
+        if end > self.num_sent:
+            self.passed_at = self.num_sent if self.passed_at is None else self.passed_at
+            self.num_sent = end
+
+    def take_loss(self) -> int:
+        """Bytes that were lost just before the next one to ship; they are returned once."""
+        lost = 0
+        while self.capture.losses and self.capture.losses[0][0] <= self.num_sent:
+            lost += self.capture.losses.popleft()[1]
+        return lost
+
     def read_back(self, limit: int) -> bytes:
-        """Bytes of the file that were not shipped yet, up to `limit`."""
-        size = min(limit, self.capture.num_written - self.num_sent)
+        """Bytes of the file that were not shipped yet, up to `limit` and to the next place with a loss."""
+        size = min(limit, self.backlog)
+        if self.capture.losses:
+            size = min(size, self.capture.losses[0][0] - self.num_sent)
         if size <= 0:
             return b""
         try:
@@ -162,6 +185,12 @@ class LocalRank(ProcessObserver):
         out, err = self._captured()
         stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         return stdin, out.open_pipe(self.loop), err.open_pipe(self.loop)
+
+    @property
+    def output_descriptors(self) -> list[int]:
+        """The open pipes of its output, each followed by its file."""
+        pairs = ((one.pipe, one.file) for one in self.streams if one.pipe is not None)
+        return [number for pair in pairs for number in pair]
 
     def open_prelude(self) -> tuple[int, int, int]:
         """Open descriptors for a child that runs before the rank and prints into its error stream."""
@@ -255,3 +284,4 @@ class LocalRank(ProcessObserver):
             stream.drain(self.loop)
             stream.close_pipe(self.loop)
             os.close(stream.file)
+            stream.closed = True

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from phalanx.core.training.ledger import Consumed
 from phalanx.errors import UserError
 from phalanx.schemas.api.jobs import JobView, NodeRankView
+from phalanx.schemas.api.telemetry import LogLine
 from phalanx.services.lifecycle.sync import estimate_offset
 from phalanx.services.queries.lineage import account
-from phalanx.services.queries.logs import Cursor, assemble, parse_cursor
+from phalanx.services.queries.logs import Cursor, StreamBounds, assemble, parse_cursor
 from phalanx.services.queries.metrics import thin
 from phalanx.store.jobs import JobFacts
 from phalanx.store.lineage import LedgerSlice, RestoreRow
@@ -90,11 +91,13 @@ def test_lines_do_not_depend_on_how_bytes_were_cut(
 ) -> None:
     text = "\n".join(lines).encode() + (b"\n" if ends and lines else b"")
     pieces = cut(text, edges)
-    first, rest = assemble(pieces[:split], Cursor(), {}, flush=False)
-    begun = {key: text[start : _end(pieces[:split])] for key, start in rest.items()}
+    first, rest = assemble(pieces[:split], {}, {}, flush=False)
+    end = _end(pieces[:split])
+    begun = {key: (start, text[start:end]) for key, start in rest.items()}
     cursor = parse_cursor(str(Cursor(split, rest)))
     assert cursor == Cursor(split, rest)
-    second, left = assemble(pieces[split:], cursor, begun, flush=True)
+    bounds = {(1, 0, 0, "out"): StreamBounds(end)}
+    second, left = assemble(pieces[split:], begun, bounds, flush=True)
     assert not left
     wanted = text.decode().split("\n")
     if wanted[-1] == "":
@@ -109,9 +112,46 @@ def _end(pieces: list[LogSegment]) -> int:
 def test_a_new_generation_ends_the_lines_of_the_old_one() -> None:
     old = LogSegment(1, 1, 1, 0, 0, "out", 0, 0, S, b"cut off here")
     new = LogSegment(2, 1, 1, 1, 0, "out", 0, 0, S, b"again\n")
-    lines, rest = assemble([old, new], Cursor(), {}, flush=False)
+    lines, rest = assemble([old, new], {}, {}, flush=False)
     assert [(one.generation, one.text) for one in lines] == [(0, "cut off here"), (1, "again")]
     assert rest == {}
+
+
+def told(lines: list[LogLine]) -> list[object]:
+    return [
+        one.text if one.gap is None else (one.gap.cause, one.gap.num_bytes, one.gap.begin)
+        for one in lines
+    ]
+
+
+def test_what_is_missing_stands_in_its_place_with_the_number_of_bytes() -> None:
+    def part(number: int, offset: int, data: bytes, dropped: int = 0) -> LogSegment:
+        return LogSegment(number, 1, 1, 0, 0, "out", offset, dropped, S, data)
+
+    key = (1, 0, 0, "out")
+    segments = [
+        part(5, 40, b"one\ncut"),
+        part(6, 47, b"two\n", dropped=9),
+        part(7, 100, b"three\n"),
+        part(8, 400, b""),  # it had 400 bytes when its supervisor ended
+    ]
+    bounds = {key: StreamBounds(begin=10, received=106, expired=30)}
+    lines, rest = assemble(segments, {}, bounds, flush=True)
+    assert told(lines) == [
+        ("expired", 20, 10),
+        ("limit", 10, 30),
+        "one",
+        "cut",
+        ("lost", 9, None),
+        "two",
+        ("limit", 49, 51),
+        "three",
+        ("unsent", 294, 106),
+    ]
+    assert rest == {} and "294 bytes are missing here (offset 106 to 400)" in lines[-1].text
+    # What arrived later has filled the gap.
+    filled = {key: StreamBounds(begin=10, received=400, expired=30)}
+    assert told(assemble(segments, {}, filled, flush=True)[0])[-1] == "three"
 
 
 @pytest.mark.parametrize("text", ["x", "1~2", "1~1.2.3", "1~1.0.0.out.x"])
