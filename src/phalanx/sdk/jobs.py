@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from phalanx.kit.text import random_hex
 from phalanx.schemas.api.jobs import (
     CheckpointView,
     EventPage,
@@ -44,10 +45,17 @@ class JobCalls(Transport):
 
     # -- jobs --------------------------------------------------------------------------------------
 
-    def submit(self, request: SubmitRequest, *, dry_run: bool = False) -> SubmitResponse:
-        """Submit a job, or only check its spec. Raises SpecInvalid with every problem."""
+    def submit(
+        self, request: SubmitRequest, *, dry_run: bool = False, key: str | None = None
+    ) -> SubmitResponse:
+        """Submit a job, or only check its spec. Raises SpecInvalid with every problem.
+
+        A submission whose answer is lost is repeated with the same idempotency key and makes one job.
+        `key` is that key, for a caller that repeats a submission itself; absent: each call has a new one.
+        Raises Conflict for the key of another submission of the last day.
+        """
         params = {"dry_run": "true"} if dry_run else {}
-        return self._post(f"{V1}/jobs", request, SubmitResponse, params)
+        return self._post(f"{V1}/jobs", request, SubmitResponse, params, key=key or random_hex(32))
 
     def jobs(
         self,
@@ -144,7 +152,8 @@ class JobCalls(Transport):
 
     def ask_stacks(self, num: int) -> RequestTicket:
         """Request the stacks of every rank. Raises Conflict when no rank runs."""
-        return self._post(f"{V1}/jobs/{num}/stacks", None, RequestTicket)
+        path = f"{V1}/jobs/{num}/stacks"
+        return self._post(path, None, RequestTicket, key=random_hex(32))
 
     def stacks(
         self, num: int, *, asked: RequestTicket | None = None, wait_s: float = 0.0
@@ -157,7 +166,8 @@ class JobCalls(Transport):
 
     def ask_profile(self, num: int, wish: ProfileRequest) -> RequestTicket:
         """Request a profile of the next steps. Raises Conflict when no rank runs."""
-        return self._post(f"{V1}/jobs/{num}/profiles", wish, RequestTicket)
+        path = f"{V1}/jobs/{num}/profiles"
+        return self._post(path, wish, RequestTicket, key=random_hex(32))
 
     def profiles(
         self, num: int, *, asked: RequestTicket | None = None, wait_s: float = 0.0

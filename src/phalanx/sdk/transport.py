@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -25,6 +26,8 @@ from phalanx.kit.text import replace_unencodable
 M = TypeVar("M")
 V1 = "/api/v1"
 _RESPONSE_S = 30.0
+# Pauses before a request with an idempotency key is sent again.
+_PAUSES_S = (0.2, 2.0)
 
 
 def _subclasses(kind: type[PlatformError]) -> Iterator[type[PlatformError]]:
@@ -160,12 +163,31 @@ class Transport:
         body: BaseModel | None,
         model: type[M],
         params: Mapping[str, str] | None = None,
+        key: str | None = None,
     ) -> M:
         content = b"{}" if body is None else encode(body)
         headers = {"Content-Type": "application/json"}
-        response = self._send("POST", path, content=content, headers=headers, params=params)
+        rest: dict[str, Any] = {"content": content, "headers": headers, "params": params}
+        if key is None:
+            response = self._send("POST", path, **rest)
+        else:
+            headers["Idempotency-Key"] = key
+            response = self._send_once(path, **rest)
         raise_for(response)
         return read(model, response)
+
+    def _send_once(self, path: str, **rest: Any) -> httpx.Response:
+        """A POST with an idempotency key: sent again when its answer was lost or says to try again."""
+        for pause_s in _PAUSES_S:
+            try:
+                response = self._http.request("POST", path, **rest)
+            except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                time.sleep(pause_s)
+                continue
+            if "Retry-After" not in response.headers:
+                return response
+            time.sleep(pause_s)
+        return self._send("POST", path, **rest)
 
     def _delete(self, path: str) -> None:
         raise_for(self._send("DELETE", path))

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Annotated, Any
 
-from fastapi import Path, Query, Request
+from fastapi import Header, Path, Query, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
@@ -32,6 +32,16 @@ Number = Annotated[int, Query(ge=0, lt=_INT64)]
 SearchText = Annotated[str | None, Query(max_length=_MAX_TEXT)]
 Texts = Annotated[list[Annotated[str, Query(max_length=_MAX_TEXT)]] | None, Query(max_length=50)]
 Ranks = Annotated[list[Annotated[int, Query(ge=0, lt=2**31)]] | None, Query(max_length=1000)]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="A text that names this request: repeated with the same key, it takes effect once.",
+    ),
+]
 Wait = Annotated[float, Query(ge=0, le=3600, allow_inf_nan=False)]
 """Seconds of a long poll; the server's limit is in its settings."""
 _MAX_WAITING_WRITES = 64

@@ -256,6 +256,15 @@ ledger_rows = Table(
     Column("rows", JSON, nullable=False),  # [[epoch, lo, hi, times], …]
 )
 
+request_keys = Table(
+    "request_keys",
+    metadata,
+    Column("key", String(255), primary_key=True),  # chosen by the client
+    Column("request", String(64), nullable=False),  # digest of what it asks for
+    Column("answer", JSON),
+    Column("created_at", BigInteger, nullable=False, index=True),
+)
+
 metric_chunks = Table(
     "metric_chunks",
     metadata,

@@ -21,24 +21,39 @@ from phalanx.schemas.api.jobs import (
 from phalanx.schemas.api.telemetry import ProfileRequest, ProfilesView, RequestTicket, StacksView
 from phalanx.schemas.api.why import WhyView
 from phalanx.server.context import Here
-from phalanx.server.strict_requests import JobNum, Number, SearchText, StrictRoute, Wait
+from phalanx.server.strict_requests import (
+    IdempotencyKey,
+    JobNum,
+    Number,
+    SearchText,
+    StrictRoute,
+    Wait,
+)
 from phalanx.services.lifecycle import requests
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.submit import check, submit
 from phalanx.services.planning.why import why_view
 from phalanx.services.queries import profiles, stacks, views
+from phalanx.store.idempotency import RequestKey
 from phalanx.store.jobs import JobFilter
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
 
 @router.post("", status_code=201)
-def post_job(here: Here, request: SubmitRequest, dry_run: bool = False) -> SubmitResponse:
-    """Submit a job. With `dry_run`, only return the resolved spec."""
+def post_job(
+    here: Here, request: SubmitRequest, key: IdempotencyKey = None, dry_run: bool = False
+) -> SubmitResponse:
+    """Submit a job. With `dry_run`, only return the resolved spec.
+
+    A request with the key of an earlier one returns the job of that one; keys are known for a day.
+    """
     if dry_run:
         return SubmitResponse(job=None, spec=check(here.platform, request).resolved)
-    num, accepted = submit(here.platform, request, here.clock.now())
-    return SubmitResponse(job=views.job_view(here.platform, num), spec=accepted.resolved)
+    now = here.clock.now()
+    asked = RequestKey.of(key, now, "jobs", request.model_dump_json())
+    num, spec = submit(here.platform, request, now, asked)
+    return SubmitResponse(job=views.job_view(here.platform, num), spec=spec)
 
 
 @router.get("")
@@ -98,9 +113,11 @@ def get_checkpoints(here: Here, num: JobNum) -> list[CheckpointView]:
 
 
 @router.post("/{num}/stacks")
-def post_stacks(here: Here, num: JobNum) -> RequestTicket:
+def post_stacks(here: Here, num: JobNum, key: IdempotencyKey = None) -> RequestTicket:
     """Ask every rank for its stacks; the answers appear at the same path."""
-    return stacks.ask_stacks(here.platform, num, here.clock.now(), "user")
+    now = here.clock.now()
+    asked = RequestKey.of(key, now, "stacks", str(num))
+    return stacks.ask_stacks(here.platform, num, now, "user", asked)
 
 
 @router.get("/{num}/stacks")
@@ -126,9 +143,13 @@ async def get_stacks(
 
 
 @router.post("/{num}/profiles")
-def post_profile(here: Here, num: JobNum, request: ProfileRequest) -> RequestTicket:
+def post_profile(
+    here: Here, num: JobNum, request: ProfileRequest, key: IdempotencyKey = None
+) -> RequestTicket:
     """Ask the ranks to profile their next steps; the answer appears at the same path."""
-    return profiles.ask_profile(here.platform, num, request, here.clock.now(), "user")
+    now = here.clock.now()
+    asked = RequestKey.of(key, now, "profiles", str(num), request.model_dump_json())
+    return profiles.ask_profile(here.platform, num, request, now, "user", asked)
 
 
 @router.get("/{num}/profiles")

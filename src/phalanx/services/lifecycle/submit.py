@@ -22,6 +22,7 @@ from phalanx.services.lifecycle.folder_check import check_folder
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, resources
 from phalanx.store.database import Tx
+from phalanx.store.idempotency import RequestKey, earlier_answer, once
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,27 @@ def check(platform: Platform, request: SubmitRequest) -> Accepted:
     return Accepted(spec, shown_spec(resolved(spec)))
 
 
-def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, Accepted]:
-    """Store a new job; returns its number. Raises SpecInvalid, NotFound for code not yet uploaded."""
+def submit(
+    platform: Platform, request: SubmitRequest, now: int, key: RequestKey | None = None
+) -> tuple[int, dict[str, Any]]:
+    """Store a new job; returns its number and its spec with every default written out.
+
+    A request with the key of an earlier one returns the job of that request.
+    Raises SpecInvalid, NotFound for code not yet uploaded, and Conflict for the key of another request.
+    """
+    known = platform.store.view(lambda tx: _submitted(tx, key))
+    return known or _submit(platform, request, now, key)
+
+
+def _submitted(tx: Tx, key: RequestKey | None) -> tuple[int, dict[str, Any]] | None:
+    """The job of an earlier request with this key."""
+    num = earlier_answer(tx, key)
+    return None if num is None else (num, dict(jobs.load(tx, num).facts.spec))
+
+
+def _submit(
+    platform: Platform, request: SubmitRequest, now: int, key: RequestKey | None
+) -> tuple[int, dict[str, Any]]:
     accepted = check(platform, request)
     spec = accepted.spec
     if request.kind == "run" and request.caller_cwd is None:
@@ -75,6 +95,10 @@ def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, A
     )
 
     def work(tx: Tx) -> int:
+        num: int = once(tx, key, lambda: store(tx))
+        return num
+
+    def store(tx: Tx) -> int:
         check_folder(tx, platform.home, spec, request)
         num = jobs.new_num(tx)
         # A job that is not stored after all leaves a file that retention deletes.
@@ -83,7 +107,7 @@ def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, A
         commit_new(tx, Submitted(num, spec.to_policy()), facts, now, actor)
         return num
 
-    return platform.store.transact(work), accepted
+    return platform.store.transact(work), accepted.resolved
 
 
 def _check_requirements(home: HomeLayout, spec: JobSpec, digest: str | None) -> None:

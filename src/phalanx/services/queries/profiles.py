@@ -17,12 +17,18 @@ from phalanx.services.queries.stacks import ask_ranks
 from phalanx.store import events, jobs
 from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
+from phalanx.store.idempotency import RequestKey
 
 NOTE = "profiled"
 
 
 def ask_profile(
-    platform: Platform, num: int, wish: ProfileRequest, now: int, actor: str
+    platform: Platform,
+    num: int,
+    wish: ProfileRequest,
+    now: int,
+    actor: str,
+    key: RequestKey | None = None,
 ) -> RequestTicket:
     """Have the ranks profile their next steps.
 
@@ -34,7 +40,7 @@ def ask_profile(
         if one not in EXTRAS:
             raise UserError(f"extras: {one!r} must be one of {', '.join(EXTRAS)}")
     event = ProfileRequested(wish.steps, wish.traced, tuple(wish.extras))
-    return ask_ranks(platform, num, event, now, actor)
+    return ask_ranks(platform, num, event, now, actor, key)
 
 
 def read_profiles(platform: Platform, num: int) -> ProfilesView:

@@ -16,24 +16,35 @@ from phalanx.services.platform import Platform
 from phalanx.store import events, jobs
 from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
+from phalanx.store.idempotency import RequestKey, once
 
 NOTE = "stacks"
 _Key = tuple[int, int, int]  # attempt, generation, request
 
 
-def ask_stacks(platform: Platform, num: int, now: int, actor: str) -> RequestTicket:
+def ask_stacks(
+    platform: Platform, num: int, now: int, actor: str, key: RequestKey | None = None
+) -> RequestTicket:
     """Request the Python stacks of every rank.
 
     Raises NotFound, and Conflict where no rank runs.
     """
 
-    return ask_ranks(platform, num, StacksRequested(), now, actor)
+    return ask_ranks(platform, num, StacksRequested(), now, actor, key)
 
 
 def ask_ranks(
-    platform: Platform, num: int, event: StacksRequested | ProfileRequested, now: int, actor: str
+    platform: Platform,
+    num: int,
+    event: StacksRequested | ProfileRequested,
+    now: int,
+    actor: str,
+    key: RequestKey | None = None,
 ) -> RequestTicket:
-    """Send a request to the ranks of a job. Raises NotFound, and Conflict where no rank runs."""
+    """Send a request to the ranks of a job, once for each key.
+
+    Raises NotFound, and Conflict where no rank runs or the key is that of another request.
+    """
     verb = "stacks" if isinstance(event, StacksRequested) else "profile"
 
     def asked(attempt: Attempt | None) -> int:
@@ -43,6 +54,9 @@ def ask_ranks(
         return attempt.stacks if verb == "stacks" else profile
 
     def work(tx: Tx) -> RequestTicket:
+        return RequestTicket.model_validate(once(tx, key, lambda: send(tx).model_dump()))
+
+    def send(tx: Tx) -> RequestTicket:
         before = jobs.load(tx, num).job.attempt
         job = commit_events(tx, num, [event], now, actor).job
         attempt = job.attempt
