@@ -50,7 +50,7 @@ class JobCalls(Transport):
     ) -> SubmitResponse:
         """Submit a job, or only check its spec. Raises SpecInvalid with every problem.
 
-        A submission whose answer is lost is repeated with the same idempotency key and makes one job.
+        When its answer is lost, it is repeated with the same idempotency key and makes one job.
         `key` is that key, for a caller that repeats a submission itself; absent: each call has a new one.
         Raises Conflict for the key of another submission of the last day.
         """

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, inspect, text
 from phalanx.errors import StoreCorrupt
 from phalanx.store.tables import counters, metadata
 
-HEAD = "0007"
+HEAD = "0008"
 COUNTERS = ("job", "feed", "command", "checkpoint", "metric", "log")
 _FOLDER = Path(__file__).parent / "migrations"
 
