@@ -289,6 +289,20 @@ def test_ten_thousand_requests_and_malformed_bytes_make_no_server_error() -> Non
             over.set()
             for one in beside:
                 one.join()
+    p99 = statistics.quantiles(took, n=100)[98]
+    report(answers, broken, took, statuses)
+    assert not server_errors(answers)
+    assert set(statuses) == {200} and not any(key.startswith("5") for key in broken)
+    assert p99 <= 1.0
+
+
+def report(
+    answers: list[tuple[dict[str, Any], httpx.Response]],
+    broken: Counter[str],
+    took: list[float],
+    statuses: Counter[int],
+) -> None:
+    """Print the figures of docs/proof/fuzz.md."""
     kinds = Counter(answer.status_code for _, answer in answers)
     p99 = statistics.quantiles(took, n=100)[98]
     print(f"\n{len(answers)} requests from the schema, by status: {dict(sorted(kinds.items()))}")
@@ -297,6 +311,3 @@ def test_ten_thousand_requests_and_malformed_bytes_make_no_server_error() -> Non
         f"{len(took)} other requests meanwhile: statuses {dict(statuses)}, median "
         f"{statistics.median(took) * 1000:.0f} ms, p99 {p99 * 1000:.0f} ms, longest {max(took):.2f} s"
     )
-    assert not server_errors(answers)
-    assert set(statuses) == {200} and not any(key.startswith("5") for key in broken)
-    assert p99 <= 1.0
