@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from integration.rig import TOKEN, URL, Rig, open_rig, spec
-from integration.served import served
+from integration.served import Served, served
 from phalanx.schemas.api.jobs import SubmitRequest
 from support.waiting import wait_until
 
@@ -240,6 +240,21 @@ def broken_bytes(rng: random.Random) -> bytes:
     return b"".join(b"X%d: y\r\n" % n for n in range(rng.randrange(3000)))
 
 
+def send_broken_bytes(here: Served, over: threading.Event, broken: Counter[str]) -> None:
+    """Open connections that send malformed bytes until `over`, and count the answers by status."""
+    rng = random.Random(2)
+    while not over.is_set():
+        stranger = here.connect()
+        with stranger, contextlib.suppress(OSError):
+            stranger.settimeout(30)
+            stranger.sendall(broken_bytes(rng))
+            stranger.shutdown(socket.SHUT_WR)
+            while part := stranger.recv(65536):
+                broken[part[9:12].decode("latin-1")] += part.startswith(b"HTTP/1.1 ")
+        broken["connections"] += 1
+        here.strangers.clear()
+
+
 @pytest.mark.proof
 def test_ten_thousand_requests_and_malformed_bytes_make_no_server_error() -> None:
     """Beside them a client asks ten times a second: the slow requests of its p99 take a second at most."""
@@ -258,25 +273,15 @@ def test_ten_thousand_requests_and_malformed_bytes_make_no_server_error() -> Non
                     statuses[http.get(paths[len(took) % len(paths)]).status_code] += 1
                     took.append(time.monotonic() - began)
 
-        def break_bytes() -> None:
-            rng = random.Random(2)
-            while not over.is_set():
-                stranger = here.connect()
-                with stranger, contextlib.suppress(OSError):
-                    stranger.settimeout(30)
-                    stranger.sendall(broken_bytes(rng))
-                    stranger.shutdown(socket.SHUT_WR)
-                    while part := stranger.recv(65536):
-                        broken[part[9:12].decode("latin-1")] += part.startswith(b"HTTP/1.1 ")
-                broken["connections"] += 1
-                here.strangers.clear()
-
         broken: Counter[str] = Counter()
         with here.client() as client:
             client.submit(SubmitRequest(spec=spec()))
             wait_until(lambda: here.executor.started, "the first launch")
         (first, *_) = here.executor.started.values()
-        beside = [threading.Thread(target=one) for one in (watch, break_bytes)]
+        beside = [
+            threading.Thread(target=watch),
+            threading.Thread(target=send_broken_bytes, args=(here, over, broken)),
+        ]
         for one in beside:
             one.start()
         answers = []
