@@ -53,6 +53,7 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     activation_checkpointing: bool | Sequence[str] = False,
     max_micro_batch: int | None = None,
     on_resize: str = "keep_batch",
+    scale_lr: str = "none",
     warmup_steps: int = 0,
     on_non_finite: str = "off",
     on_spike: str = "off",
@@ -99,7 +100,11 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
         max_micro_batch: The most samples that a rank computes at once. None: no limit.
         on_resize: `keep_batch`, or `scale_batch`: the global batch follows the world size, and the
             learning rate follows the batch.
-        warmup_steps: Steps over which the learning rate moves to that of a new batch size.
+        scale_lr: `linear`: multiply the learning rate by the number of ranks that the job asked for at
+            its first start, for a rate that was chosen for one rank; `sqrt`: by its square root. A
+            checkpoint keeps the factor.
+        warmup_steps: Steps over which the learning rate moves to that of a new batch size, or to that of
+            `scale_lr`.
         on_non_finite: What to do about gradients that are not finite: `off`, `skip`, `rollback`, `stop`.
         on_spike: What to do about a logged `loss` that jumps: `off`, `skip`, `rollback`, `stop`.
         deterministic: Allow only kernels that always give the same sums.

@@ -18,6 +18,7 @@ from phalanx.kit.text import nearest
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 RESIZES = ("keep_batch", "scale_batch")
+LR_SCALES = ("none", "linear", "sqrt")
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd", "topk", "randomk", "auto")
 SYNCS = ("none", "local_sgd", "diloco", "server")
 QUANTIZATIONS = ("none", "int8", "int4")
@@ -282,6 +283,7 @@ class RunOptions:
     #: most samples that a rank computes at once
     max_micro_batch: int | None = _option(None, _optional(_whole(1)))
     on_resize: str = _option("keep_batch", _one_of(*RESIZES))  # what a resize keeps
+    scale_lr: str = _option("none", _one_of(*LR_SCALES))  # with the ranks of the first start
     warmup_steps: int = _option(0, _whole(0))  # steps to the learning rate of a new batch size
     #: for gradients that are not finite
     on_non_finite: GuardPolicy = _option(GuardPolicy.OFF, _policy)

@@ -33,6 +33,22 @@ def test_a_recipe_is_a_job(platform: Platform) -> None:
     assert "--use-gradient-checkpointing" in platform.run("recipe", "flags").stdout
 
 
+def test_a_recipe_measures_its_batch_size_and_scales_its_rate(platform: Platform) -> None:
+    words = ["recipe", "train", "-n", 2, "--model", "gpt", "--dataset", EXAMPLES / "gpt/book.txt"]
+    words += ["--scale", "0.1", "--block", "32", "--max-steps", "3", "--lr", "0.001"]
+    words += [
+        "--find-batch-size",
+        "--scale-lr",
+        "linear",
+        "--num-dataloader-workers",
+        0,
+        "--detach",
+    ]
+    job = platform.run(*words).stdout.split()[-1]
+    platform.wait_state(job, "succeeded")
+    assert "samples per rank, measured at the first start" in platform.run("logs", job).stdout
+
+
 def test_scaling_is_measured_and_drawn(platform: Platform, tmp_path: Path) -> None:
     words = ["bench", "scaling", "--model", "resnet18", "--counts", "1,2,64", "--steps", 3]
     words += ["--scale", 0.1, "--batch-size", 2, "--price", 3, "--plot", tmp_path / "s.svg"]

@@ -28,6 +28,12 @@ def factor(base_batch: int, batch: int, linear_up_to: int = LINEAR_UP_TO) -> flo
     return _reach(batch, linear_up_to) / _reach(base_batch, linear_up_to)
 
 
+def world_factor(scale: str, num_places: int) -> float:
+    """What to multiply a rate by that was chosen for one rank: `scale` is none, linear or sqrt."""
+    powers = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
+    return float(max(1, num_places) ** powers[scale])
+
+
 @dataclass(frozen=True, slots=True)
 class Ramp:
     """A factor on its way from `start` to `end`, over `num_steps` steps from `begin_step` on."""

@@ -155,8 +155,11 @@ class Training(Section):
     on_resize: Literal["keep_batch", "scale_batch"] | None = optional(
         "Keep the global batch at a resize, or scale it with the world size."
     )
+    scale_lr: Literal["none", "linear", "sqrt"] | None = optional(
+        "Multiply the learning rate by the number of ranks of the first start, or by its square root."
+    )
     warmup_steps: WholeFromZero | None = optional(
-        "Steps over which the learning rate adapts to a scaled batch."
+        "Steps over which the learning rate adapts to a scaled batch, or to `scale_lr`."
     )
     on_non_finite: Reaction | None = optional("Reaction to gradients that are not finite.")
     on_spike: Reaction | None = optional("Reaction to a spike of the value logged as `loss`.")

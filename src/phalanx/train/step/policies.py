@@ -67,6 +67,8 @@ class TrainingPolicies:
         self._progress, self._store, self._scale = progress, store, scale
         self._statistics = statistics
         self._ramp = Ramp()
+        # By the number of ranks at the job's first start; None until that or a checkpoint says it.
+        self._world_factor: float | None = None
         if components.options.deterministic:
             make_deterministic()
 
@@ -117,10 +119,13 @@ class TrainingPolicies:
 
     def follow(self, plan: BatchPlan) -> None:
         """Set the learning rate's factor for this batch, and warm up where it is a new one."""
-        if self._options.on_resize == "keep_batch":
-            return
-        base = plan.step_batch // self.batch_world * self._reference_places
-        end = learning_rate.factor(base, plan.step_batch)
+        if self._world_factor is None:
+            scale, places = self._options.scale_lr, self._reference_places
+            self._world_factor = learning_rate.world_factor(scale, places)
+        end = self._world_factor
+        if self._options.on_resize != "keep_batch":
+            base = plan.step_batch // self.batch_world * self._reference_places
+            end *= learning_rate.factor(base, plan.step_batch)
         self._ramp = self._ramp.towards(end, self._progress.step, self._options.warmup_steps)
 
     @contextmanager
@@ -146,11 +151,13 @@ class TrainingPolicies:
         return {
             "scale": self._scale.state_dict(),
             "ramp": self._ramp.to_json(),
+            "world_factor": 1.0 if self._world_factor is None else self._world_factor,
             "shares": self.shares.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it; checkpoints of earlier versions have none."""
+        """Restore it; checkpoints of earlier versions have none, or no factor: theirs was 1."""
+        self._world_factor = float(state.get("world_factor", 1.0))
         if state:
             self._scale.load_state_dict(state["scale"])
             self._ramp = Ramp.from_json(state["ramp"])

@@ -20,6 +20,10 @@ TEXT_MODELS = ("gpt", "bert")
 MODELS = (*IMAGE_MODELS, *TEXT_MODELS)
 SCHEDULES = ("cosine", "constant")
 PRECISIONS = ("fp32", "fp16", "bf16")
+LR_SCALES = ("none", "linear", "sqrt")
+BACKENDS = ("", "auto", "nccl", "gloo")
+PUBLISHED = "true"
+"""The value of `pretrained` for the published weights of the model."""
 LEAST_PIXELS = 8
 
 
@@ -29,7 +33,7 @@ class Recipe:
 
     model: str = "resnet18"  # one of MODELS
     num_classes: int = 0  # 0: the data's
-    pretrained: str = ""  # path of a checkpoint with initial weights
+    pretrained: str = ""  # `true`, or path of a checkpoint or file with initial weights
     dataset: str = "cifar10"  # `cifar10`, `imagenet`, or a folder of images or a text
     data_path: str = ""  # folder of `cifar10` or `imagenet`
     image_size: int = 0  # pixels; 0: the data set's usual size
@@ -37,7 +41,9 @@ class Recipe:
     scale: float = 1.0  # width of the model relative to the usual one
     epochs: int = 10  # passes over the training data
     batch_size: int = 64  # samples per rank
+    find_batch_size: bool = False  # measure the samples per rank at the first start
     lr: float = 0.0  # learning rate; 0: the model's usual one
+    scale_lr: str = "none"  # one of LR_SCALES: with the number of ranks of the first start
     momentum: float = 0.9  # of SGD, which ResNets use
     weight_decay: float = -1.0  # negative: the model's usual one
     lr_scheduler: str = "cosine"  # one of SCHEDULES
@@ -53,6 +59,7 @@ class Recipe:
     resume_from: str = "latest"  # `latest`, or the path of another run's checkpoint
     num_workers: int = 0  # ranks of the job; 0: not given
     gpus_per_worker: int = 1  # slots that each rank uses
+    backend: str = ""  # `nccl` or `gloo`; empty or `auto`: by the device
     num_dataloader_workers: int = 2  # data loading processes of each rank
     prefetch_factor: int = 2  # batches that a data loading process prefetches
     profile_steps: int = 0  # steps to profile; 0: none
@@ -81,9 +88,9 @@ class Recipe:
 _SECTIONS = {
     "model": "name=model pretrained num_classes image_size block scale",
     "data": "dataset path=data_path prefetch_factor",
-    "training": "epochs batch_size learning_rate=lr momentum weight_decay lr_scheduler warmup_epochs"
-    " label_smoothing clip seed max_steps",
-    "distributed": "num_workers gpus_per_worker num_dataloader_workers mixed_precision"
+    "training": "epochs batch_size find_batch_size learning_rate=lr scale_lr momentum weight_decay"
+    " lr_scheduler warmup_epochs label_smoothing clip seed max_steps",
+    "distributed": "backend num_workers gpus_per_worker num_dataloader_workers mixed_precision"
     " gradient_accumulation_steps gradient_checkpointing",
     "checkpointing": "frequency=checkpoint_freq keep_last_n dir=checkpoint_dir",
 }
@@ -91,12 +98,25 @@ _FILE: Mapping[str, Mapping[str, str]] = {
     section: {entry.partition("=")[0]: entry.rpartition("=")[2] for entry in entries.split()}
     for section, entries in _SECTIONS.items()
 }
-# Known from other trainers, and settled elsewhere here.
-_ELSEWHERE = {
-    "distributed.backend": "NCCL on GPUs, gloo on CPUs",
-    "checkpointing.save_optimizer": "the optimizer is always saved",
+# Known from other trainers: what they ask for is always done here, and nothing else can be had.
+_ALWAYS = {
+    "checkpointing.enabled": "checkpoints cannot be switched off: a restart would lose all work; save less"
+    " often with `frequency`",
+    "checkpointing.save_optimizer": "the optimizer is always saved: without it no resume is exact",
 }
-_CHOICES = {"model": MODELS, "lr_scheduler": SCHEDULES, "mixed_precision": PRECISIONS}
+_CHOICES = {
+    "model": MODELS,
+    "lr_scheduler": SCHEDULES,
+    "mixed_precision": PRECISIONS,
+    "scale_lr": LR_SCALES,
+    "backend": BACKENDS,
+}
+# Booleans that stand for a value in files of other trainers.
+_SWITCHED: Mapping[str, tuple[str, str]] = {
+    "pretrained": ("", PUBLISHED),
+    "mixed_precision": ("fp32", "bf16"),
+    "scale_lr": ("none", "linear"),
+}
 _FROM_0 = (
     "num_dataloader_workers num_workers checkpoint_freq lr warmup_epochs profile_steps max_steps"
     " image_size num_classes clip momentum"
@@ -108,7 +128,8 @@ _LEAST = {**dict.fromkeys(_FROM_0.split(), 0), **dict.fromkeys(_FROM_1.split(), 
 _HELP = {
     "model": f"{', '.join(MODELS)} (resnet18)",
     "num_classes": "default: the classes of the data",
-    "pretrained": "start from the matching weights of this checkpoint",
+    "pretrained": "start from the matching weights of this checkpoint or file; true: from the published"
+    " weights in torch's cache on the nodes",
     "dataset": "cifar10, imagenet, or a folder of images or a text (cifar10)",
     "data_path": "the folder of cifar10 or imagenet",
     "image_size": "pixels (32 for cifar10, 224 otherwise)",
@@ -117,6 +138,9 @@ _HELP = {
     "max_steps": "end after this number of optimizer steps",
     "epochs": "passes over the training data (10)",
     "batch_size": "samples per rank (64)",
+    "find_batch_size": "measure the samples per rank at the first start, up to memory or throughput",
+    "scale_lr": "multiply the learning rate by the ranks of the first start: none, linear, sqrt (none)",
+    "backend": "nccl or gloo; default: nccl on GPUs, gloo otherwise",
     "lr": "learning rate (0.1 for ResNets, 0.001 otherwise)",
     "momentum": "momentum of SGD (0.9)",
     "weight_decay": "weight decay; negative: the model's usual one",
@@ -152,7 +176,7 @@ def parser() -> argparse.ArgumentParser:
     for name, usual in asdict(Recipe()).items():
         flag, about = "--" + name.replace("_", "-"), _HELP.get(name)
         if isinstance(usual, bool):
-            flag = flag.replace("--", "--use-", 1)
+            flag = flag if name.startswith("find_") else flag.replace("--", "--use-", 1)
             made.add_argument(flag, dest=name, action="store_const", const=True, help=about)
         else:
             made.add_argument(flag, type=type(usual), help=about, metavar=_METAVARS.get(name))
@@ -190,19 +214,20 @@ def _of_file(path: Path) -> dict[str, Any]:
         for key, value in entries.items():
             where = f"{section}.{key}"
             if key in known:
-                values[known[key]] = _number(known[key], value)
-            elif where not in _ELSEWHERE:
+                values[known[key]] = _value(known[key], value)
+            elif where not in _ALWAYS:
                 problems.append(Problem(where, _unknown(str(key), known)))
-    if isinstance(values.get("pretrained", ""), bool | None) and values.pop("pretrained"):
-        said = "must be the path of a checkpoint: nothing is downloaded"
-        problems.append(Problem("model.pretrained", said))
+            elif value is not True:
+                problems.append(Problem(where, _ALWAYS[where], str(value)))
     if problems:
         raise SpecInvalid(problems, str(path))
     return values
 
 
-def _number(name: str, value: Any) -> Any:
-    """Convert a value of the file; YAML reads `1e-3` as a string."""
+def _value(name: str, value: Any) -> Any:
+    """Convert a value of the file; YAML reads `1e-3` as a string, and `true` may stand for a name."""
+    if name in _SWITCHED and isinstance(value, bool | None):
+        return _SWITCHED[name][bool(value)]
     if isinstance(value, str) and isinstance(getattr(Recipe(), name), float):
         with contextlib.suppress(ValueError):
             return float(value)
@@ -243,6 +268,9 @@ def _problems(recipe: Recipe) -> list[Problem]:
     if not found and 0 < recipe.image_size < LEAST_PIXELS:
         said = f"must be at least {LEAST_PIXELS}"
         found.append(Problem("--image-size", said, str(recipe.image_size)))
+    if recipe.pretrained == PUBLISHED and recipe.model in TEXT_MODELS:
+        said = f"no published weights fit {recipe.model}: write the path of a checkpoint or file"
+        found.append(Problem("--pretrained", said))
     if not recipe.is_image and recipe.dataset in ("cifar10", "imagenet"):
         said = f"{recipe.model} reads a text: name a file or a folder of texts"
         found.append(Problem("--dataset", said, recipe.dataset))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,12 +14,11 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import phalanx.train as pt
-from phalanx.errors import CheckpointCorrupt, UserError
-from phalanx.train.gang import context, randomness
-from phalanx.train.programs.recipes import datasets, images, texts
+from phalanx.errors import UserError
+from phalanx.train.gang import randomness
+from phalanx.train.programs.recipes import datasets, images, starting, texts
 from phalanx.train.programs.recipes.settings import Recipe
 from phalanx.train.run import Run
-from phalanx.train.state import export, warm_start
 
 Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 _PROFILE_FROM = 10
@@ -123,15 +122,20 @@ def train(recipe: Recipe) -> None:
         accumulate=recipe.gradient_accumulation_steps,
         clip=recipe.clip or None,
         precision=recipe.mixed_precision,
+        scale_lr=recipe.scale_lr,
         activation_checkpointing=list(_BLOCKS) if recipe.gradient_checkpointing else False,
         checkpoint_dir=recipe.checkpoint_dir or None,
         checkpoint_every=f"{recipe.checkpoint_freq} steps" if recipe.checkpoint_freq else None,
         checkpoint_keep={"last": recipe.keep_last_n} if recipe.checkpoint_dir else None,
         resume_from=None if recipe.resume_from == "latest" else recipe.resume_from,
     )
+    starting.check_backend(recipe.backend, run.device.type, _say if run.is_main else _ignore)
     task = task_of(recipe)
-    _begin_with(task.model, recipe)
+    starting.load_weights(task.model, recipe)
     optimizer = optimizer_of(recipe, task.model)
+    recipe = replace(recipe, batch_size=starting.batch_size_of(recipe, run, task, optimizer))
+    if run.is_main and recipe.find_batch_size:
+        _say(f"batch size: {recipe.batch_size} samples per rank, measured at the first start")
     workers = recipe.num_dataloader_workers
     more: dict[str, Any] = {}
     if workers:
@@ -168,27 +172,6 @@ def train(recipe: Recipe) -> None:
     run.finish()
 
 
-def _begin_with(model: nn.Module, recipe: Recipe) -> None:
-    """Load weights of another run's checkpoint; a resume of this run replaces them later."""
-    if not recipe.pretrained:
-        return
-    info = context.read()
-    path = warm_start.checkpoint_at(recipe.pretrained, info, "--pretrained")
-    try:
-        stored, _ = export.weights_of(path, keys=info.keys)
-    except CheckpointCorrupt as error:
-        raise UserError(f"--pretrained: {error.message}") from None
-    own = model.state_dict()
-    fit = {
-        name: one.read()
-        for name, one in stored.items()
-        if name in own and tuple(one.shape) == tuple(own[name].shape)
-    }
-    if not fit:
-        raise UserError(f"--pretrained: {path}: no weights in it match {recipe.model}")
-    model.load_state_dict({**own, **fit})
-
-
 def evaluate(run: Run, model: nn.Module, task: Task, loader: Any) -> float:
     """Return the accuracy for images, the mean loss for texts, over all ranks."""
     model.eval()
@@ -204,6 +187,10 @@ def evaluate(run: Run, model: nn.Module, task: Task, loader: Any) -> float:
     model.train()
     total, seen = run.all_reduce_sum(total, seen)
     return total / max(seen, 1.0)
+
+
+def _ignore(text: str) -> None:
+    """Say nothing: another rank does."""
 
 
 def _say(text: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from phalanx.errors import UserError
-from phalanx.train.programs.recipes import datasets, trainer
+from phalanx.train.programs.recipes import datasets, starting, trainer
 from phalanx.train.programs.recipes.__main__ import main
 from phalanx.train.programs.recipes.settings import Recipe
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unit
 def test_weights_that_are_not_there(tmp_path):
     recipe = Recipe(pretrained=str(tmp_path / "away"))
     with pytest.raises(UserError, match=r"--pretrained: .*no committed checkpoint"):
-        trainer._begin_with(torch.nn.Linear(1, 1), recipe)
+        starting.load_weights(torch.nn.Linear(1, 1), recipe)
 
 
 def test_a_mistake_is_left_for_the_supervisor(tmp_path, monkeypatch, capsys):

@@ -11,12 +11,12 @@ from phalanx.train.programs.recipes import settings
 
 pytestmark = pytest.mark.unit
 R5 = """
-model: {name: resnet50, pretrained: false, num_classes: 100}
+model: {name: resnet50, pretrained: true, num_classes: 100}
 training: {epochs: 90, batch_size: 256, learning_rate: 0.4, momentum: 0.9, weight_decay: 0.0001,
            lr_scheduler: cosine, warmup_epochs: 5}
 distributed: {backend: nccl, num_workers: 4, gpus_per_worker: 2, gradient_accumulation_steps: 2,
               mixed_precision: bf16}
-checkpointing: {frequency: 500, keep_last_n: 5, save_optimizer: true}
+checkpointing: {enabled: true, frequency: 500, keep_last_n: 5, save_optimizer: true}
 """
 
 
@@ -31,10 +31,33 @@ def test_the_file_people_know_and_flags_over_it(tmp_path):
     found = read(*words, "--lr", "0.2", "--use-gradient-checkpointing")
     assert (found.model, found.epochs, found.lr, found.batch_size) == ("resnet50", 90, 0.2, 256)
     assert (found.mixed_precision, found.gradient_accumulation_steps) == ("bf16", 2)
-    assert found.gradient_checkpointing and found.pretrained == ""
+    assert found.gradient_checkpointing and found.pretrained == "true"
+    assert (found.backend, found.scale_lr, found.find_batch_size) == ("nccl", "none", False)
     job = settings.as_job(found)
     assert job["checkpoint"] == {"every": "500 steps", "keep": {"last": 5}}
     assert job["resources"] == {"slots_per_node": 8, "slots_per_rank": 2}
+
+
+def test_every_flag_that_other_trainers_have_is_known():
+    flags = (
+        "--model resnet18 --dataset imagenet --data-path /d --num-workers 2 --batch-size 4 --epochs 1"
+        " --lr 0.1 --warmup-epochs 1 --mixed-precision fp16 --gradient-accumulation-steps 2"
+        " --use-gradient-checkpointing --checkpoint-freq 10 --checkpoint-dir /c --resume-from latest"
+        " --num-dataloader-workers 1 --prefetch-factor 2 --profile-steps 5 --find-batch-size"
+        " --scale-lr linear --pretrained true"
+    )
+    found = read(*flags.split())
+    assert (found.find_batch_size, found.scale_lr, found.pretrained) == (True, "linear", "true")
+
+
+def test_switches_stand_for_values(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        "{model: {pretrained: false}, data: {path: x}, training: {scale_lr: true},"
+        " distributed: {mixed_precision: true}}"
+    )
+    found = read("--config", str(file))
+    assert (found.pretrained, found.scale_lr, found.mixed_precision) == ("", "linear", "bf16")
 
 
 def test_numbers_as_people_write_them(tmp_path):
@@ -49,7 +72,10 @@ def test_numbers_as_people_write_them(tmp_path):
     [
         ("model: {nam: x}", "model.nam: is unknown; did you mean name?"),
         ("trainin: {epochs: 1}", "trainin: is unknown; did you mean training?"),
-        ("model: {pretrained: true}", "model.pretrained: must be the path of a checkpoint"),
+        ("{model: {name: gpt, pretrained: true}, data: {path: x}}", "no published weights fit gpt"),
+        ("checkpointing: {save_optimizer: false}", "the optimizer is always saved"),
+        ("checkpointing: {enabled: false}", "checkpoints cannot be switched off"),
+        ("{distributed: {backend: mpi}, data: {path: x}}", "--backend: must be"),
         ("[1", "cannot be read"),
         ("3", "must have the sections"),
         ("training: {epochs: many}", "--epochs: must be a int (got 'many')"),
