@@ -120,6 +120,8 @@ FOREIGN: dict[str, str] = {
     "module.report": "Ray's function, which also reports to the platform",
     "module.DEFAULT_STORAGE_PATH": "Ray's setting",
     "module.date_str": "Ray's function, which names runs",
+    "header.size": "a header of the standard library's tarfile",
+    "header.mode": "a header of the standard library's tarfile",
     "error.__*": "an exception, shown without its context",
 }
 

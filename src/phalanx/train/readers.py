@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from phalanx.train.data.readers.formats.parquet import Parquet
     from phalanx.train.data.readers.formats.tar import TarShards
     from phalanx.train.data.readers.formats.text import TextFile
+    from phalanx.train.data.readers.formats.tfrecord import TFRecords
     from phalanx.train.data.readers.sources import LocalSource, ObjectSource
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "ObjectSource",
     "Parquet",
     "Skew",
+    "TFRecords",
     "TarShards",
     "TextFile",
     "decode_image",
@@ -37,6 +39,7 @@ _MODULES = {
     "formats.parquet": ("Parquet",),
     "formats.tar": ("TarShards",),
     "formats.text": ("TextFile",),
+    "formats.tfrecord": ("TFRecords",),
     "sources": ("LocalSource", "ObjectSource"),
 }
 

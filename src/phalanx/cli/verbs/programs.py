@@ -31,7 +31,7 @@ def run_module(module: str, words: list[str]) -> None:
 
 
 def data(ctx: typer.Context) -> None:
-    """Index and verify training data: data index PATH, data verify PATH."""
+    """Index, verify and pack training data: data index PATH, data verify PATH, data pack PATH OUT."""
     run_module("phalanx.train.programs.data", ctx.args or ["--help"])
 
 

@@ -1,4 +1,4 @@
-"""The program of `phalanx data`: `python -m phalanx.train.programs.data index|verify PATH [--json]`."""
+"""The program of `phalanx data`: `python -m phalanx.train.programs.data index|verify|pack PATH …`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from phalanx.errors import NotFound, PlatformError
+from phalanx.errors import NotFound, PlatformError, UserError
 from phalanx.kit.units import format_size, parse_size
 from phalanx.train.data.readers.cache import NodeCache
 from phalanx.train.data.readers.counting import rank_counts, skew
 from phalanx.train.data.readers.index import KINDS, Index
 from phalanx.train.data.readers.locating import load_index, locate, save_index
+from phalanx.train.data.readers.packing import pack, plan_packing
 from phalanx.train.data.readers.scanning import Progress, detect_kind, full_index, quiet
 from phalanx.train.data.readers.verifying import Fault, verify
 from phalanx.train.programs import argument
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return 1 if stop.code else 0
     try:
-        return _index(given) if given.verb == "index" else _verify(given)
+        return _VERBS[given.verb](given)
     except PlatformError as error:
         sys.stderr.write(f"phalanx data {given.verb}: {error}\n")
         return error.exit_code
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="phalanx data", description="Index training data and check it."
+        prog="phalanx data", description="Index training data, check it, and pack small files."
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     whole = argument(_whole)
@@ -71,6 +73,17 @@ def _parser() -> argparse.ArgumentParser:
     verbs.choices["index"].add_argument(
         "--kind", choices=KINDS, help="kind of the data (default: by the files)"
     )
+    about = "pack a folder of small files into tar shards with an index"
+    one = verbs.add_parser("pack", help=about, description=about)
+    one.add_argument("path", help="a folder, or s3://bucket/prefix")
+    one.add_argument(
+        "out", help="folder for the shards: empty, or of the same packing, interrupted"
+    )
+    one.add_argument(
+        "--shard-size", default="256MB", type=argument(parse_size), help="size of a shard (256MB)"
+    )
+    one.add_argument("--json", action="store_true", help="print JSON")
+    one.set_defaults(cache=None, cache_size=parse_size("20GB"), ranks=None, batch_size=1)
     return parser
 
 
@@ -100,6 +113,32 @@ def _index(given: argparse.Namespace) -> int:
     else:
         _say(_summary(index, given))
         _say(f"index: {written}")
+    return 0
+
+
+def _pack(given: argparse.Namespace) -> int:
+    out = Path(given.out)
+    with _cache(given) as cache:
+        place = locate(given.path, cache)
+        if place.names is not None:
+            raise UserError(f"{given.path} is not a folder", "name the folder of the files")
+        plan = plan_packing(place.source, given.shard_size)
+        with _progress("packing", plan.total_bytes) as progress:
+            there = pack(place.source, out, plan, progress)
+    packed = locate(out)
+    with _progress("indexing", sum(size for _, size in packed.source.listing())) as progress:
+        index = full_index(packed.source, "tar", None, progress)
+    written = save_index(index, packed, None)
+    found = {"source": str(given.path), "shards_there": there, "files_skipped": plan.skipped}
+    if given.json:
+        _say(json.dumps(_about(index, given) | found | {"index": written}, indent=1))
+        return 0
+    if there:
+        _say(f"{there} of {len(plan.shards)} shards were there already")
+    if plan.skipped:
+        _say(f"{plan.skipped} files with names that begin with __ were left out")
+    _say(_summary(index, given))
+    _say(f"index: {written}")
     return 0
 
 
@@ -214,6 +253,8 @@ def _progress(what: str, total_bytes: int) -> Iterator[Progress]:
 
         yield advance
 
+
+_VERBS = {"index": _index, "verify": _verify, "pack": _pack}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -26,7 +26,7 @@ from phalanx.train.data.readers.layouts.columns import (
 
 SCHEMA = 1
 HEADER_NAME = "INDEX.json"
-KINDS = ("images", "tar", "parquet", "text")
+KINDS = ("images", "tar", "parquet", "tfrecord", "text")
 
 _FILE_TABLES = ("labels", "num_characters")
 _DIGEST_BYTES = 16
@@ -100,6 +100,8 @@ class Index:
             tables["alphabet"] = self.tables["alphabet"]
         if "member_starts" in self.tables:
             tables |= self._members(samples)
+        if "records" in self.tables:
+            tables["records"] = self.tables["records"][samples]
         return replace(
             self,
             files=self.files.take(rows),
@@ -207,6 +209,12 @@ def _check(index: Index) -> None:
     starts = index.sample_starts
     if starts[0] != 0 or (np.diff(starts) < 0).any() or (index.sizes < 0).any():
         raise ValueError("the counts are not valid")
-    needed = {"images": "labels", "tar": "members", "parquet": "groups", "text": "marks"}
+    needed = {
+        "images": "labels",
+        "tar": "members",
+        "parquet": "groups",
+        "tfrecord": "records",
+        "text": "marks",
+    }
     if needed[index.kind] not in index.tables:
         raise ValueError(f"there is no table {needed[index.kind]!r}")

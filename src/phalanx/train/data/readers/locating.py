@@ -21,7 +21,9 @@ Root = str | Path | DataSource | Sequence[str | Path]
 """Where data is: a directory, a file, a pattern, a URL of one of these, several files, or a Source."""
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_FILE_SUFFIX = re.compile(r"\.(tar|parquet|pq|txt|text|bin|jsonl|md|csv)$", re.IGNORECASE)
+_FILE_SUFFIX = re.compile(
+    r"\.(tar|parquet|pq|tfrec(ords?)?(-\d+-of-\d+)?|txt|text|bin|jsonl|md|csv)$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)

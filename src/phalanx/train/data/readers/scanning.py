@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from phalanx.train.data.readers.layouts.columns import Array, Int64s, Names
 from phalanx.train.data.readers.layouts.parquet import group_rows
 from phalanx.train.data.readers.layouts.tar import ShardLayout, read_layout
 from phalanx.train.data.readers.layouts.text import NOT_TEXT, TextLayout, scan_text
+from phalanx.train.data.readers.layouts.tfrecord import scan_records
 from phalanx.train.data.readers.sources import DataSource
 
 Progress = Callable[[int], None]
@@ -26,6 +28,8 @@ Row = tuple[str, int]
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar.zst")
+# `x.tfrecord`, `x.tfrecords`, `x.tfrec`, `x.tfrecord-00003-of-00128`
+_TFRECORD = re.compile(r"\.tfrec(ords?)?(-\d+-of-\d+)?$")
 _THREADS = 8
 _NAMES_PER_TASK = 256
 ALGORITHM = digest_of(b"").partition(":")[0]
@@ -46,12 +50,18 @@ def belongs(name: str, kind: str) -> bool:
         return lower.endswith(".tar")
     if kind == "parquet":
         return lower.endswith((".parquet", ".pq"))
+    if kind == "tfrecord":
+        return _TFRECORD.search(lower) is not None
     return True
 
 
 def detect_kind(rows: Sequence[Row], where: str) -> str:
     """Detect the kind of data. Raises NotFound, UserError or NotSupported."""
-    found = [k for k in ("tar", "parquet", "images") if any(belongs(name, k) for name, _ in rows)]
+    found = [
+        k
+        for k in ("tar", "parquet", "tfrecord", "images")
+        if any(belongs(name, k) for name, _ in rows)
+    ]
     if len(found) > 1:
         raise UserError(f"{where} holds {' and '.join(found)}", "choose one with --kind")
     if found:
@@ -94,6 +104,7 @@ def _rows(source: DataSource, kind: str, names: Sequence[str] | None) -> list[Ro
             "images": "images in class folders",
             "tar": ".tar files",
             "parquet": ".parquet files",
+            "tfrecord": ".tfrecord files",
         }
         raise NotFound(f"{source.where} holds no {wanted.get(kind, 'files')}")
     return sorted(rows, key=lambda row: _image_order(row[0])) if kind == "images" else rows
@@ -110,6 +121,7 @@ class _Found:
     digests: bytes = b""
     shard: ShardLayout = field(default_factory=ShardLayout)
     groups: list[int] = field(default_factory=list)
+    records: list[tuple[int, int]] = field(default_factory=list)
     text: TextLayout = NOT_TEXT
 
 
@@ -136,6 +148,9 @@ class _Inspector:
         if self.kind == "tar":
             with open(file.path, "rb") as stream:
                 return _Found(shard=read_layout(stream, f"{self.source.where}/{name}"))
+        if self.kind == "tfrecord":
+            with open(file.path, "rb") as stream:
+                return _Found(records=scan_records(stream, f"{self.source.where}/{name}"))
         return _Found(groups=group_rows(file.path))
 
 
@@ -189,6 +204,8 @@ def _index(rows: list[Row], kind: str, source: DataSource, inspector: _Inspector
         return _with_members(index, [one.shard for one in found])
     if kind == "parquet":
         return _with_groups(index, [one.groups for one in found])
+    if kind == "tfrecord":
+        return _with_records(index, [one.records for one in found])
     return _with_marks(index, [one.text for one in found])
 
 
@@ -231,6 +248,12 @@ def _with_groups(index: Index, groups: Sequence[Sequence[int]]) -> Index:
         "groups": np.array([n for one in groups for n in one], np.int64),
     }
     return replace(index, sample_starts=_starts([sum(one) for one in groups]), tables=tables)
+
+
+def _with_records(index: Index, records: Sequence[Sequence[tuple[int, int]]]) -> Index:
+    table: Array = np.array([one for file in records for one in file], np.int64).reshape(-1, 2)
+    starts = _starts([len(one) for one in records])
+    return replace(index, sample_starts=starts, tables={"records": table})
 
 
 def _with_marks(index: Index, texts: Sequence[TextLayout]) -> Index:
