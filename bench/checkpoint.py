@@ -1,11 +1,14 @@
 """Checkpoints: bandwidth against dd, memory, and what a save in the background costs training.
 
-    python bench/checkpoint.py [--only bandwidth|stall|memory] [--gib 2] [--rounds 7] [--folder PATH]
+    python bench/checkpoint.py [--only bandwidth|stall|memory|store] [--gib 2] [--rounds 7] [--folder PATH]
 
 Every round does each thing once, in turn, so that all meet the same disk; medians are compared. One
 process, one rank, digests included. `dd` writes with conv=fsync and reads what is in the page cache.
 `floor` reads the same file into memory that exists already, in chunks, on as many threads, with the
 same digest: no load can be faster here.
+
+`store` needs rclone, which serves a folder as S3: a checkpoint that is committed in the store, with nothing
+near when it is loaded, against one object of as many bytes through the store's own client (obstore).
 """
 
 import argparse
@@ -15,17 +18,21 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
 from phalanx import checkpoint
 from phalanx.checkpoint import verified_reads
 from phalanx.checkpoint.digest import CHUNK_BYTES, Digest
+from phalanx.checkpoint.remote_store import open_store
+from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.contract.checkpointing import CheckpointPolicy
 from phalanx.core.training.checkpoints import Keep, Position
 from phalanx.kit.clock import SystemClock
@@ -37,6 +44,7 @@ from phalanx.train.state.resuming import Resumption
 from phalanx.train.state.saving import CheckpointDirectory, SaveRequest
 from phalanx.train.state.sharding import empty
 from phalanx.train.state.staging import NoStaging, Staging
+from phalanx.train.state.storage import CheckpointStorage
 
 WIDTH = 4096
 
@@ -70,7 +78,7 @@ def build(gib):
     return model, opt
 
 
-def saver_for(folder, staging, model, opt):
+def saver_for(folder, staging, model, opt, storage=None):
     saver = CheckpointDirectory(
         folder,
         RankInfo(checkpoint=CheckpointPolicy(keep=Keep(2))),
@@ -79,6 +87,7 @@ def saver_for(folder, staging, model, opt):
         SystemClock(),
         checkpoint.Disk(),
         staging,
+        storage,
     )
     saver.watch([model], [opt], "single")
     return saver
@@ -276,17 +285,69 @@ def memory(folder, gib, rounds):
     }
 
 
+def store(folder, gib, rounds):
+    """Save and load through a store, and the same bytes through its client, in turn."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    from support.s3 import KEY, SECRET, s3_server
+
+    model, opt = build(gib)
+    with s3_server(folder / "s3") as server:
+        os.environ |= {
+            "AWS_ENDPOINT_URL": server.endpoint,
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": "us-east-1",
+        }
+        url, near = "s3://bucket/bench", folder / "near"
+        tier = StoreFirstTier(url, near, Keep(2), lambda _kind, _said: None, (1, 0))
+        storage = CheckpointStorage(tier, store_first=tier)
+        saver = saver_for(near, NoStaging(), model, opt, storage)
+        try:
+            return _through_the_store(saver, open_store(url, os.environ), near, model, opt, rounds)
+        finally:
+            tier.leave()
+
+
+def _through_the_store(saver, client, near, model, opt, rounds):
+    size = size_of(model, opt)
+    plain = empty((size,), torch.uint8).numpy()
+    block = np.frombuffer(np.random.default_rng(0).bytes(2**24), dtype=np.uint8)
+    plain[:] = np.resize(block, size)
+    own = client._client
+    names = ("client_put", "save", "client_get", "load")
+    times = {name: [] for name in names}
+    for step in range(1, rounds + 2):
+        put = timed(lambda: own.put("plain", memoryview(plain)))
+        saved = timed(lambda step=step: saver.save(lambda: state_of(model, opt), moment(step)))
+        shutil.rmtree(near)
+        got = timed(lambda: own.get("plain").bytes())
+        loaded = timed(lambda: load(saver, model, opt))
+        if step > 1:
+            for name, took in zip(names, (put, saved, got, loaded), strict=True):
+                times[name].append(took)
+    median = medians(times)
+    return {
+        "state_gib": round(size / 2**30, 3),
+        "gb_per_s": {name: round(size / 1e9 / took, 3) for name, took in median.items()},
+        "save_against_client": round(median["client_put"] / median["save"], 3),
+        "load_against_client": round(median["client_get"] / median["load"], 3),
+    }
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", choices=["bandwidth", "stall", "memory"])
+    parser.add_argument("--only", choices=["bandwidth", "stall", "memory", "store"])
     parser.add_argument("--gib", type=float, default=2.0)
     parser.add_argument("--stall-gib", type=float, default=0.5)
     parser.add_argument("--memory-gib", type=float, default=9.4)
+    parser.add_argument("--store-gib", type=float, default=0.75)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", type=Path, default=None)
     wanted = parser.parse_args()
     sizes = {"stall": wanted.stall_gib, "bandwidth": wanted.gib, "memory": wanted.memory_gib}
-    for name, work in (("stall", stall), ("bandwidth", bandwidth), ("memory", memory)):
+    sizes["store"] = wanted.store_gib
+    works = {"stall": stall, "bandwidth": bandwidth, "memory": memory, "store": store}
+    for name, work in works.items():
         if wanted.only not in (None, name):
             continue
         folder = Path(tempfile.mkdtemp(prefix="phalanx-bench-", dir=wanted.folder))

@@ -1,6 +1,8 @@
 """Ranks whose nodes share no folder: checkpoints are committed in the object store, part by part."""
 
+import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from phalanx import checkpoint
 from phalanx.checkpoint import compression, remote
 from phalanx.checkpoint.digest import CHUNK_BYTES
 from phalanx.checkpoint.encryption import AesGcmEncryption, Encryption, EncryptionKey
-from phalanx.checkpoint.remote_store import open_store
+from phalanx.checkpoint.remote_store import ObjectStore, open_store
 from phalanx.checkpoint.store_first import operations
 from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.contract.checkpointing import CheckpointPolicy
@@ -222,6 +224,46 @@ def test_a_rank_fetches_only_what_it_reads(tmp_path, nodes):
     file.read_into(3 * CHUNK_BYTES + 5, into)
     assert bytes(into) == bytes(range(5, 15))
     assert file.path.stat().st_blocks * 512 < 2 * CHUNK_BYTES
+
+
+class Whole:
+    """A client of a server that answers requests for ranges with whole objects."""
+
+    def __init__(self, client):
+        self.client = client
+        self.ranges = 0
+
+    def __getattr__(self, name):
+        return getattr(self.client, name)
+
+    def get_range(self, *_given, **_options):
+        self.ranges += 1
+        raise RuntimeError("Received non-partial response when range requested")
+
+
+def test_a_server_without_ranges_sends_whole_objects(tmp_path):
+    data = bytes(range(256)) * 1000
+    far(tmp_path).put("step-00000001-00000001/a", lambda: [data], len(data))
+    store = ObjectStore(Whole(far(tmp_path)._client))
+    near = tmp_path / "near"
+    for _ in range(2):
+        near.write_bytes(bytes(len(data)))
+        operations.fetch_ranges(store, "step-00000001-00000001/a", [(100, 200)], near)
+        assert near.read_bytes() == data
+    assert store._client.ranges == 1
+
+
+def test_many_threads_may_check_one_file(nodes, tmp_path):
+    """`verify_share` reads chunks in threads; a tier has one conversation with its process."""
+    tier = nodes().tiers[0]
+    data = bytes(random.Random(1).randbytes(5 * CHUNK_BYTES))
+    entry = tier.put("step-00000001-00000001", "a", lambda: [data], len(data))
+    shutil.rmtree(tier.near("step-00000001-00000001"))
+    file = tier.open_file("step-00000001-00000001", entry)
+    file.prepare([0])
+    with ThreadPoolExecutor(5) as pool:
+        list(pool.map(file.check, range(5)))
+    assert all(file.has_checked(at) for at in range(5))
 
 
 @pytest.mark.extras

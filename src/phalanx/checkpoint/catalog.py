@@ -227,7 +227,10 @@ def verify_share(
         file.check_size()
         units += [(file, at) for at in range(file.num_chunks)]
     mine = units[len(units) * reader // readers : len(units) * (reader + 1) // readers]
-    in_threads([partial(file.check, at) for file, at in mine if not file.has_checked(at)])
+    left = [(file, at) for file, at in mine if not file.has_checked(at)]
+    for file in {id(one): one for one, _ in left}.values():
+        file.prepare([at for one, at in left if one is file])
+    in_threads([partial(file.check, at) for file, at in left])
 
 
 def newest_valid(store: Path) -> CommittedCheckpoint | None:

@@ -19,6 +19,7 @@ from phalanx.kit.clock import backoff_s
 
 _T = TypeVar("_T")
 _PART_BYTES = 8 << 20
+_PARTS_AT_ONCE = 12
 _MAX_PARTS = 9000  # S3 takes 10,000
 _ATTEMPTS = 6
 
@@ -85,7 +86,8 @@ def brief(error: BaseException) -> str:
 class ObjectStore:
     """A prefix of an object store, behind obstore's client; every call is tried again, with growing pauses.
 
-    All operations raise CheckpointUnavailable (after retries), PermissionDenied or NotSupported.
+    `serves_ranges` turns False where the server answers a request for a range with the whole object. All
+    operations raise CheckpointUnavailable (after retries), PermissionDenied or NotSupported.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class ObjectStore:
     ) -> None:
         self._client, self._attempts, self._pause = client, attempts, pause
         self._rng = random.Random()
+        self.serves_ranges = True
 
     def objects(self, below: str | None = None) -> list[ObjectInfo]:
         """All objects below the prefix, or below one name in it."""
@@ -110,8 +113,15 @@ class ObjectStore:
         return self._retried(lambda: bytes(self._client.get(name).bytes()))
 
     def get_range(self, name: str, begin: int, end: int) -> Any:
-        """The bytes of an object from `begin` to `end`, which is not part of it. Raises NotFound."""
-        return self._retried(lambda: self._client.get_range(name, start=begin, end=end))
+        """The bytes of an object from `begin` to `end`, which is not part of it.
+
+        Raises NotFound, and NotSupported where the server does not serve ranges.
+        """
+        try:
+            return self._retried(lambda: self._client.get_range(name, start=begin, end=end))
+        except NotSupported:
+            self.serves_ranges = False
+            raise
 
     def stream(self, name: str) -> Iterator[Any]:
         """An object, piece by piece; a break in the middle raises, too. Raises NotFound."""
@@ -153,7 +163,7 @@ class ObjectStore:
                 return
             part = max(_PART_BYTES, -(-2 * size_bytes // _MAX_PARTS))
             rest = itertools.chain(held, pieces)
-            self._client.put(name, rest, chunk_size=part, max_concurrency=4)
+            self._client.put(name, rest, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
         except Exception as error:
             raise _translated(error) from error
 
@@ -200,6 +210,8 @@ def _translated(error: Exception) -> Exception:
         return _Taken()
     if isinstance(error, FileNotFoundError) and error.errno is None:
         return NotFound("there is no such object")
+    if "non-partial response" in str(error):
+        return NotSupported("the store does not serve parts of objects")
     # A listing that is refused comes as a general error.
     refused = "status code: 403" in str(error) or "status code: 401" in str(error)
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or refused:

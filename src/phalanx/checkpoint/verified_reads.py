@@ -96,6 +96,9 @@ class VerifiedFile:
             text = f"{self.path}: {size} bytes, the manifest says {self.size_bytes}"
             raise CheckpointCorrupt(text)
 
+    def prepare(self, chunks: Iterable[int]) -> None:
+        """Have these chunks at hand, for `check`: a file on a disk always has."""
+
     def check(self, chunk: int) -> None:
         """Read one chunk and compare its digest. Raises CheckpointCorrupt."""
         if not self._in_chunks:

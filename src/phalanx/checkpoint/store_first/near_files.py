@@ -44,6 +44,10 @@ class NearFile(VerifiedFile):
             text = f"{self.path}: cannot be written: {error.strerror}"
             raise CheckpointUnavailable(text) from error
 
+    def prepare(self, chunks: Iterable[int]) -> None:
+        """Fetch what is missing of these chunks, in one request."""
+        self._ensure(set(chunks))
+
     def check(self, chunk: int) -> None:
         """See `VerifiedFile`."""
         self._with({chunk}, lambda: super(NearFile, self).check(chunk))

@@ -25,12 +25,13 @@ from phalanx.checkpoint.remote import (
 )
 from phalanx.checkpoint.remote_store import ObjectStore
 from phalanx.core.training.checkpoints import Keep, expired
-from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, Conflict
+from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, Conflict, NotSupported
 
 MARKS = "generations"
 RANGE_BYTES = 16 << 20
 """Most bytes of one request when a file is fetched."""
 _THREADS = 4
+_TRIES = 5
 FRAME = struct.Struct("<I")
 ABORTED = 0xFFFFFFFF
 
@@ -171,33 +172,64 @@ def fetch_ranges(
 ) -> None:
     """Copy ranges (first byte, end) of an object to the same places of an existing file of its size.
 
-    Raises NotFound, CheckpointCorrupt when the object is shorter, CheckpointUnavailable, OSError.
+    All of it is copied where the ranges make up the object, or the server does not serve ranges. Raises
+    NotFound, CheckpointCorrupt when the object is shorter, CheckpointUnavailable, PermissionDenied.
     """
+    fd = os.open(into, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        wanted = sum(end - begin for begin, end in ranges)
+        if store.serves_ranges and (wanted < size or size > RANGE_BYTES):
+            try:
+                _fetch_parts(store, place, fd, ranges)
+                return
+            except NotSupported:
+                pass
+        _fetch_whole(store, place, fd, size)
+    except OSError as error:
+        text = f"the folder of checkpoints cannot be written: {error.strerror}"
+        raise CheckpointUnavailable(text) from error
+    finally:
+        os.close(fd)
+
+
+def _fetch_parts(store: ObjectStore, place: str, fd: int, ranges: Sequence[Sequence[int]]) -> None:
     cuts = [
         (at, min(at + RANGE_BYTES, end))
         for begin, end in ranges
         for at in range(begin, end, RANGE_BYTES)
     ]
-    fd = os.open(into, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        work = [partial(_fetch_range, store, place, fd, *cut) for cut in cuts]
+    # The first alone: a server that does not serve ranges sends the whole object each time.
+    for batch in (cuts[:1], cuts[1:]):
+        work = [partial(_fetch_part, store, place, fd, *cut) for cut in batch]
         with ThreadPoolExecutor(min(_THREADS, max(1, len(work)))) as pool:
             for _ in pool.map(lambda one: one(), work):
                 pass
-    finally:
-        os.close(fd)
 
 
-def _fetch_range(store: ObjectStore, place: str, fd: int, begin: int, end: int) -> None:
-    # Some servers answer a request for all bytes as if it were none for a range, which the client refuses.
-    is_whole = begin == 0 and end == os.fstat(fd).st_size
-    data = memoryview(store.get(place) if is_whole else store.get_range(place, begin, end))
+def _fetch_part(store: ObjectStore, place: str, fd: int, begin: int, end: int) -> None:
+    data = memoryview(store.get_range(place, begin, end))
     if data.nbytes != end - begin:
         raise CheckpointCorrupt(f"{place}: the object ends before byte {end}")
-    try:
-        while data:
-            size = os.pwrite(fd, data, begin)
-            begin, data = begin + size, data[size:]
-    except OSError as error:
-        text = f"the folder of checkpoints cannot be written: {error.strerror}"
-        raise CheckpointUnavailable(text) from error
+    _write_at(fd, data, begin)
+
+
+def _fetch_whole(store: ObjectStore, place: str, fd: int, size: int) -> None:
+    for tried in range(1, _TRIES + 1):
+        at = 0
+        try:
+            for piece in store.stream(place):
+                _write_at(fd, memoryview(piece)[: size - at], at)
+                at += memoryview(piece).nbytes
+            break
+        except CheckpointUnavailable:
+            if tried == _TRIES:
+                raise
+    if at != size:
+        raise CheckpointCorrupt(f"{place}: {at} bytes, the manifest says {size}")
+
+
+def _write_at(fd: int, data: memoryview, at: int) -> None:
+    while data:
+        size = os.pwrite(fd, data, at)
+        at, data = at + size, data[size:]

@@ -9,6 +9,7 @@ import random
 import select
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,8 +37,8 @@ Pieces = Callable[[], Iterable[Any]]
 class StoreFirstTier(RemoteTier):
     """A prefix of an object store to which every rank of a gang uploads its parts.
 
-    Every rank has one, with a process of its own. `order` is (attempt, generation). One thread at a time
-    may use it. `tell` also gets ("removed", {"name"}).
+    Every rank has one, with a process of its own. `order` is (attempt, generation). `tell` also gets
+    ("removed", {"path"}).
     """
 
     def __init__(self, url: str, local: Path, keep: Keep, tell: Tell, order: Order) -> None:
@@ -45,6 +46,7 @@ class StoreFirstTier(RemoteTier):
         self.url = url.rstrip("/")
         self._local, self._order = local, order
         self._data_fd = -1
+        self._turn = threading.Lock()
 
     # -- saving ------------------------------------------------------------------------------------
 
@@ -71,6 +73,10 @@ class StoreFirstTier(RemoteTier):
         raise AssertionError("not reached")
 
     def _put_once(self, request: Mapping[str, Any], path: str, pieces: Pieces) -> FileEntry:
+        with self._turn:
+            return self._put_in_turn(request, path, pieces)
+
+    def _put_in_turn(self, request: Mapping[str, Any], path: str, pieces: Pieces) -> FileEntry:
         digest, size = TreeDigest(), 0
         self._begin(request)
         try:
@@ -168,6 +174,10 @@ class StoreFirstTier(RemoteTier):
         return f"{self.url}/{name}"
 
     # -- the process -------------------------------------------------------------------------------
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        with self._turn:
+            return super()._ask(request)
 
     def _start(self, *_given: Any) -> subprocess.Popen[bytes]:
         if self._data_fd >= 0:
