@@ -222,6 +222,9 @@ def rest_page(document: dict[str, Any], table: Table) -> list[str]:
                 " ".join((route.get("description") or route.get("summary") or "").split()),
                 "",
             ]
+            scopes = [name for one in route["security"] for name in one.get("token", ())]
+            if scopes:
+                parts += [f"Scope: `{scopes[0]}`.", ""]
             rows = [
                 [
                     f"`{one['name']}`",

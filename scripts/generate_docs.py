@@ -379,8 +379,9 @@ def rest_page() -> str:
         path: methods for path, methods in document["paths"].items() if "/supervisors/" not in path
     }
     intro = (
-        "Every route of the control plane. Requests carry `Authorization: Bearer TOKEN`, `/healthz` "
-        "excepted; without it the answer is 401. Times are RFC 3339, durations seconds, sizes bytes. "
+        "Every route of the control plane. Requests carry `Authorization: Bearer TOKEN` with a "
+        "[token](../how-to/tokens.md) that has the route's scope, `/healthz` excepted; without a token the "
+        "answer is 401, without the scope 403. Times are RFC 3339, durations seconds, sizes bytes. "
         "Unknown keys of a request are errors; clients ignore unknown keys of a response. The running "
         "server publishes this document at "
         "`/openapi.json`. Errors have the body [ErrorView](errors.md)."

@@ -20,6 +20,7 @@ from phalanx.cli.client.session import Session
 from phalanx.cli.terminal.screen import StepEstimate
 from phalanx.errors import PlatformError, TrainingError
 from phalanx.kit.units import format_duration, format_size
+from phalanx.sdk import PhalanxClient
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -207,7 +208,8 @@ def pointers(job, bar: Bar) -> None:
         bar.say(f"  {program} --home {home} {verb} {job.label}")
     found = find(HOME)
     if found is not None:
-        bar.say(f"  {found.url}/login?token={found.token}")
+        with PhalanxClient(found.url, found.token) as client:
+            bar.say(f"  {client.login_link()}")
         bar.say(f"  (for about a minute; longer with: {program} --home {home} up)")
 
 

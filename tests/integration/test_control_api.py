@@ -24,7 +24,7 @@ from phalanx.errors import (
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.sdk import PhalanxClient
 from phalanx.server.app import create_app
-from phalanx.server.gate import error_response
+from phalanx.server.gate import cookie_name, error_response
 from phalanx.server.settings import ApiSettings, Settings
 from phalanx.services.queries import views
 
@@ -40,7 +40,7 @@ def call(rig: Rig, method: str, path: str, headers: dict[str, str] | None = None
 _OPEN = {
     "/healthz": 200,
     "/openapi.json": 200,
-    "/login": 401,
+    "/login": 200,
     "/api/v1/supervisors/code/{digest}": 422,
     "/api/v1/supervisors/secrets": 422,
 }
@@ -70,10 +70,10 @@ def test_every_route_is_closed_to_all_but_its_own_callers(rig: Rig) -> None:
         "empty token": {"Authorization": "Bearer "},
         "other scheme": {"Authorization": f"Basic {TOKEN}"},
         "a supervisor": {"Authorization": f"Bearer {supervisor}"},
-        "wrong cookie": {"Cookie": "phalanx_session=wrong"},
-        "the supervisor's cookie": {"Cookie": f"phalanx_session={supervisor}"},
+        "wrong cookie": {"Cookie": f"{cookie_name(rig.context)}=wrong"},
+        "the supervisor's cookie": {"Cookie": f"{cookie_name(rig.context)}={supervisor}"},
+        "the token as a cookie": {"Cookie": f"{cookie_name(rig.context)}={TOKEN}"},
     }
-    cookie = {"Cookie": f"phalanx_session={TOKEN}"}
     for method, path in routes(rig):
         real = path
         for name, sample in _SAMPLES.items():
@@ -82,11 +82,11 @@ def test_every_route_is_closed_to_all_but_its_own_callers(rig: Rig) -> None:
         for who, headers in callers.items():
             status = call(rig, method, real, headers).status_code
             wanted = _OPEN.get(path, 401)
+            if (method, path) == ("POST", "/login"):
+                wanted = 403  # a form has to come from a page of this server
             if path == "/api/v1/supervisors/sync" and who == "a supervisor":
                 wanted = 422  # its body is read only now, and says nothing
             assert status == wanted, (method, path, who, status)
-        if method not in ("GET", "HEAD") and path not in _OPEN:
-            assert call(rig, method, real, cookie).status_code == 401, (method, path)
     assert rig.job(1).state == "starting"  # and nothing was done
 
 
@@ -106,12 +106,6 @@ def test_other_host_names_are_refused(rig: Rig, host: str) -> None:
     assert call(rig, "GET", "/healthz", {"Host": host}).status_code == 403
     for own in ("localhost:9", "127.0.0.1:1", "[::1]:9"):
         assert call(rig, "GET", "/api/v1/info", good | {"Host": own}).status_code == 200
-
-
-def test_the_cookie_reads_but_never_writes(rig: Rig) -> None:
-    cookie = {"Cookie": f"phalanx_session={TOKEN}"}
-    assert call(rig, "GET", "/api/v1/info", cookie).status_code == 200
-    assert call(rig, "POST", "/api/v1/clients/hello", cookie, json={}).status_code == 401
 
 
 def test_a_spec_is_refused_with_every_problem(rig: Rig) -> None:

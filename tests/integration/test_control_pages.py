@@ -18,14 +18,19 @@ def browser(rig: Rig):
         yield http
 
 
-def test_a_token_in_the_address_becomes_a_cookie(rig: Rig, browser: httpx.Client) -> None:
+def sign_in(rig: Rig, browser: httpx.Client) -> httpx.Response:
+    return browser.get(rig.client.login_link().removeprefix(URL))
+
+
+def test_a_link_opens_a_session(rig: Rig, browser: httpx.Client) -> None:
     assert browser.get("/").status_code == 401
-    assert browser.get("/login", params={"token": "wrong"}).status_code == 401
+    assert browser.get("/login", params={"ticket": "1.wrong"}).status_code == 401
+    assert browser.get("/login", params={"token": TOKEN}).url.path == "/login"
     assert browser.get("/").status_code == 401
-    answer = browser.get("/login", params={"token": TOKEN})
+    answer = sign_in(rig, browser)
     assert (answer.status_code, answer.url.path) == (200, "/")
     flags = answer.history[0].headers["set-cookie"].lower()
-    assert "httponly" in flags and "samesite=strict" in flags
+    assert "httponly" in flags and "samesite=strict" in flags and "max-age=43200" in flags
     assert "No job yet." in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
@@ -39,7 +44,7 @@ def test_the_story_of_a_long_job_ends_with_its_newest_events(
     rig.client.stop(num)
     found = views.last_events(rig.platform, num, 3)
     assert [one.kind for one in found] == ["warned", "warned", "stop_requested"]
-    browser.get("/login", params={"token": TOKEN})
+    sign_in(rig, browser)
     assert "stop requested" in browser.get(f"/jobs/{num}").text
 
 
@@ -55,7 +60,7 @@ def test_a_job_is_shown_and_nothing_of_it_is_run(rig: Rig, browser: httpx.Client
         supervisor.step(0, step, loss=1 / (step + 1))
     supervisor.log(0, f"{evil}\n".encode())
     supervisor.failed(message=evil, traceback=evil)
-    browser.get("/login", params={"token": TOKEN})
+    sign_in(rig, browser)
     front, page = browser.get("/").text, browser.get(f"/jobs/{num}").text
     assert f"/jobs/{num}" in front and "digits" in front
     assert "<svg" in page and "loss" in page and "rank failed" in page

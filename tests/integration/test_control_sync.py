@@ -38,7 +38,7 @@ def test_only_the_supervisor_of_the_attempt_may_call(
     rig: Rig, supervisor: ScriptedSupervisor
 ) -> None:
     request = supervisor.request()
-    for token in ("", "wrong", rig.context.token, rig.platform.supervisor_token(1, 2)):
+    for token in ("", "wrong", rig.context.admin.token, rig.platform.supervisor_token(1, 2)):
         assert supervisor.post(request, token).status_code == 401
     unknown = request.model_copy(update={"node_rank": 5})
     assert supervisor.post(unknown).status_code == 401
@@ -385,7 +385,7 @@ def test_secrets_are_sent_to_a_supervisor_that_starts_and_to_nothing_else(rig: R
     answer = ask(one.token)
     assert answer.json()["values"] == {"WANDB_KEY": "hush", "DB_PASS": "own"}
     assert answer.headers["Cache-Control"] == "no-store"
-    assert [ask(token).status_code for token in ("", "wrong", rig.context.token)] == [401] * 3
+    assert [ask(token).status_code for token in ("", "wrong", rig.context.admin.token)] == [401] * 3
     assert ask(one.token, node_rank=5).status_code == 401
     one.ready()
     assert ask(one.token).status_code == 403, "after its first call the token reads no secret"

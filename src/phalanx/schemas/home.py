@@ -45,6 +45,11 @@ class HomeLayout:
         return self.root / "token"
 
     @property
+    def key_file(self) -> Path:
+        """The key from which the tokens of supervisors are derived, in hexadecimal, mode 0600."""
+        return self.root / "key"
+
+    @property
     def server_log(self) -> Path:
         """What a detached control plane prints."""
         return self.root / "server.log"

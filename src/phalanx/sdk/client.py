@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import httpx
 
+from phalanx.core.contract.access import Scope
 from phalanx.schemas.api.body import HelloRequest, HelloResponse, InfoView
+from phalanx.schemas.api.credentials import (
+    CreateTokenRequest,
+    LoginLink,
+    TokenCreated,
+    TokenView,
+)
 from phalanx.schemas.api.pools import (
     ApplyPoolsRequest,
     ApplyProjectsRequest,
@@ -109,6 +116,33 @@ class PhalanxClient(JobCalls):
     def remove_project(self, name: str) -> None:
         """Remove a project's limits. Raises NotFound, and Conflict for a parent of other projects."""
         self._delete(f"{V1}/projects/{name}")
+
+    def tokens(self) -> list[TokenView]:
+        """Tokens that have not expired, without their values. Needs the scope admin."""
+        return self._get(f"{V1}/tokens", list[TokenView])
+
+    def create_token(
+        self, name: str, scopes: Iterable[Scope | str], expires_s: float | None = None
+    ) -> TokenCreated:
+        """Create a token; its value is in the answer and cannot be read again. Raises SpecInvalid."""
+        wanted = [Scope(one) for one in scopes]
+        body = CreateTokenRequest(name=name, scopes=wanted, expires_s=expires_s)
+        return self._post(f"{V1}/tokens", body, TokenCreated)
+
+    def rotate_token(self, id: str) -> TokenCreated:
+        """Give a token a new value; the old one ends at once. Raises NotFound.
+
+        `admin` is the token of the home.
+        """
+        return self._post(f"{V1}/tokens/{id}/rotate", None, TokenCreated)
+
+    def revoke_token(self, id: str) -> None:
+        """Revoke a token, and the sessions that it opened. Raises NotFound."""
+        self._delete(f"{V1}/tokens/{id}")
+
+    def login_link(self) -> str:
+        """A link that opens the pages in a browser for some hours, without a token in it."""
+        return self.url + self._post(f"{V1}/tokens/login-links", None, LoginLink).path
 
     def why(self, num: int) -> WhyView:
         """Explain why a job waits, runs or was preempted. Raises NotFound."""

@@ -40,7 +40,7 @@ from phalanx.kit.text import shorten
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec.document import MAX_PROBLEMS
 from phalanx.server.connections import ConnectionLimits, Connections, quiet_loop
-from phalanx.server.context import Context, Presence
+from phalanx.server.context import AdminToken, Context, Presence
 from phalanx.server.gate import Gate, error_response
 from phalanx.server.loops.runner import run_loop, until_idle
 from phalanx.server.loops.steps import all_loops
@@ -87,6 +87,11 @@ def policy_of(settings: SchedulerSettings) -> PlanningPolicy:
     return PlanningPolicy(config, settings.usage_half_life_s)
 
 
+def derived_key(token: str) -> bytes:
+    """The key of supervisor tokens in homes that have no file for it."""
+    return hashlib.sha256(b"supervisors:" + token.encode()).digest()
+
+
 def build_context(  # noqa: PLR0913
     *,
     store: Store,
@@ -97,6 +102,7 @@ def build_context(  # noqa: PLR0913
     settings: Settings,
     clock: Clock,
     clusters: Clusters | None = None,
+    signing_key: bytes | None = None,
 ) -> Context:
     """A wired control plane that does not run yet; tests drive its steps one by one."""
     context = Context(
@@ -105,7 +111,7 @@ def build_context(  # noqa: PLR0913
             executor=executor,
             home=home,
             server_url=url,
-            signing_key=hashlib.sha256(b"supervisors:" + token.encode()).digest(),
+            signing_key=signing_key or derived_key(token),
             base_env=base_environment(),
             contact_lost_after_s=settings.contact_lost_after_s,
             log_limit=settings.retention.log_bytes_per_job,
@@ -115,7 +121,7 @@ def build_context(  # noqa: PLR0913
         clock=clock,
         settings=settings,
         notifier=Notifier(),
-        token=token,
+        admin=AdminToken(token),
         presence=Presence(clock.monotonic()),
         started_at=clock.now(),
     )
@@ -212,6 +218,7 @@ async def serve(  # noqa: PLR0913
     stop: asyncio.Event | None = None,
     clusters: Clusters | None = None,
     pool_files: Sequence[Mapping[str, Any]] = (),
+    signing_key: bytes | None = None,
 ) -> StopCause:
     """Run a control plane on a bound socket until it is stopped or idle.
 
@@ -237,6 +244,7 @@ async def serve(  # noqa: PLR0913
             settings=settings,
             clock=clock or SystemClock(),
             clusters=clusters,
+            signing_key=signing_key,
         )
         for file in pool_files:
             apply_pools(context.platform, file, context.clock.now(), "up")

@@ -28,15 +28,22 @@ class Presence:
     num_open: int = 0
 
 
+@dataclass(slots=True)
+class AdminToken:
+    """The token of the home; its rotation replaces it."""
+
+    token: str
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The parts of one control plane. `token` authenticates clients."""
+    """The parts of one control plane. `admin` authenticates its owner."""
 
     platform: Platform
     clock: Clock
     settings: Settings
     notifier: Notifier
-    token: str
+    admin: AdminToken
     presence: Presence
     started_at: int
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import re
@@ -13,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from phalanx.core.contract.access import covers
 from phalanx.errors import (
     PermissionDenied,
     PlatformError,
@@ -23,18 +25,21 @@ from phalanx.errors import (
 from phalanx.kit.text import replace_unencodable
 from phalanx.kit.units import format_size
 from phalanx.schemas.api.body import ErrorView, ProblemView
+from phalanx.server.access import needed_scope, opens_for_session
 from phalanx.server.connections import SCOPE_KEY
 from phalanx.server.context import Context, in_thread
 from phalanx.services.platform import token_hash
+from phalanx.services.resources.credentials import ADMIN_GRANT, Grant, grant_of, is_token
 from phalanx.store import supervisors
+from phalanx.store.credentials import SESSION, TOKEN
 
-COOKIE = "phalanx_session"
 RETRY_AFTER_S = 2
 """When a client is told to try again after an error that passes."""
 # Supervisors send their own token, which the service checks; the other paths hold no secrets.
 _SYNC = "/api/v1/supervisors/sync"
 _SECRETS = "/api/v1/supervisors/secrets"
 _OPEN = frozenset({"/healthz", "/login", _SYNC, _SECRETS, "/openapi.json"})
+_SAFE = frozenset({"GET", "HEAD"})
 _OPEN_BELOW = "/api/v1/supervisors/code/"
 _CODE = "/api/v1/code/"
 # Supervisors send what ranks print in parts of about a megabyte, and the stacks of all ranks at once.
@@ -72,7 +77,7 @@ class Gate:
             return
         headers = Headers(scope=scope)
         try:
-            self._check(scope, headers)
+            await self._check(scope, headers)
             if scope["path"] == _SYNC:
                 await in_thread(self._check_supervisor, headers)
         except PlatformError as error:
@@ -108,16 +113,17 @@ class Gate:
 
         return bounded
 
-    def _check(self, scope: Scope, headers: Headers) -> None:
+    async def _check(self, scope: Scope, headers: Headers) -> None:
         if host_name(headers.get("host", "")) not in self._hosts:
             raise PermissionDenied(
                 "this host name is not served here", "use the URL that the server printed"
             )
         path = scope["path"]
-        if not is_open(path) and not self._is_authorized(scope, headers):
-            raise Unauthenticated(
-                "the token is missing or wrong", "send `Authorization: Bearer TOKEN`"
-            )
+        if scope["method"] not in _SAFE:
+            _check_origin(headers)
+        if not is_open(path):
+            grant = await self._grant(scope, headers)
+            _check_scope(grant, scope["method"], path)
         size = headers.get("content-length", "0")
         if not _SIZE.fullmatch(size):
             raise UserError("Content-Length is not a number")
@@ -131,13 +137,27 @@ class Gate:
             return None
         return _SYNC_BYTES if path == _SYNC else self._context.settings.api.max_body_bytes
 
-    def _is_authorized(self, scope: Scope, headers: Headers) -> bool:
+    async def _grant(self, scope: Scope, headers: Headers) -> Grant:
+        """What the caller may do. Raises Unauthenticated.
+
+        A browser sends cookies to every server of this machine, so they hold no token: the session in them
+        opens the pages and nothing else.
+        """
         scheme, _, shown = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._is_token(shown.strip()):
-            return True
-        # The cookie allows reading only: requests that change something need the header.
-        reads = scope["method"] in ("GET", "HEAD")
-        return reads and self._is_token(cookie_of(headers.get("cookie", "")))
+        value, kind = shown.strip(), TOKEN
+        if scheme.lower() == "bearer" and self._is_admin(value):
+            return ADMIN_GRANT
+        if scheme.lower() != "bearer" and opens_for_session(scope["method"], scope["path"]):
+            value, kind = cookie_of(headers.get("cookie", ""), cookie_name(self._context)), SESSION
+        elif not is_token(value):
+            value = ""
+        now, platform = self._context.clock.now(), self._context.platform
+        found = await in_thread(lambda: grant_of(platform, value, kind, now)) if value else None
+        if found is None:
+            raise Unauthenticated(
+                "the token is missing or wrong", "send `Authorization: Bearer TOKEN`"
+            )
+        return found
 
     def _check_supervisor(self, headers: Headers) -> None:
         """Reject unknown tokens before the large body is read; the service checks the rest."""
@@ -148,8 +168,8 @@ class Gate:
         if not known:
             raise Unauthenticated("this is not the token of that supervisor")
 
-    def _is_token(self, shown: str) -> bool:
-        return hmac.compare_digest(shown.encode(), self._context.token.encode())
+    def _is_admin(self, shown: str) -> bool:
+        return hmac.compare_digest(shown.encode(), self._context.admin.token.encode())
 
 
 def is_open(path: str) -> bool:
@@ -168,10 +188,34 @@ def host_name(header: str) -> str:
     return header.partition(":")[0].lower()
 
 
-def cookie_of(header: str) -> str:
-    """The value of the session cookie in a Cookie header, or an empty string."""
+def _check_origin(headers: Headers) -> None:
+    """Refuse a change that a page of another site asks a browser for. Programs send no origin."""
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != headers.get("host", ""):
+        raise PermissionDenied(f"pages of {origin[:100]!r} may not change anything here")
+
+
+def _check_scope(grant: Grant, method: str, path: str) -> None:
+    needed = needed_scope(method, path)
+    if not covers(grant.scopes, needed):
+        has = ", ".join(grant.scopes) or "no scope"
+        raise PermissionDenied(
+            f"this token has {has}, and {method} {path[:200]} needs {needed}",
+            f"`phalanx token create --scope {needed}` makes one that has it",
+        )
+
+
+def cookie_name(context: Context) -> str:
+    """The name of the session cookie: cookies ignore ports, so each server has its own."""
+    port = urlsplit(context.platform.server_url).port or 0
+    tag = hashlib.sha256(b"cookie:" + context.platform.signing_key).hexdigest()[:12]
+    return f"phalanx_{port}_{tag}"
+
+
+def cookie_of(header: str, name: str) -> str:
+    """The value of a cookie in a Cookie header, or an empty string."""
     try:
-        found = SimpleCookie(header).get(COOKIE)
+        found = SimpleCookie(header).get(name)
     except CookieError:
         return ""
     return "" if found is None else found.value

@@ -11,9 +11,10 @@ from typing import Any
 from fastapi import FastAPI
 
 from phalanx.schemas.api.body import ErrorView
+from phalanx.server.access import needed_scope
 from phalanx.server.gate import is_open
-from phalanx.server.routers import jobs, platform, resources, supervisors, telemetry
-from phalanx.server.web import pages
+from phalanx.server.routers import jobs, platform, resources, supervisors, telemetry, tokens
+from phalanx.server.web import login, pages
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorView, "description": "The request cannot be served as it is"},
@@ -23,7 +24,7 @@ _SCHEMES = {
     "token": {
         "type": "http",
         "scheme": "bearer",
-        "description": "The token of the home, which `phalanx up` prints",
+        "description": "The token of the home, or one of `phalanx token create` with the scope",
     },
     "supervisor": {
         "type": "http",
@@ -35,7 +36,7 @@ _SCHEMES = {
 
 def add_routes(app: FastAPI) -> None:
     """Add every route to an application, and the security schemes to its document."""
-    for one in (jobs, telemetry, resources, platform, supervisors, pages):
+    for one in (jobs, telemetry, resources, platform, tokens, supervisors, login, pages):
         app.include_router(one.router, responses=_ERRORS)
     app.include_router(telemetry.exposition, responses=_ERRORS)
     plain = app.openapi
@@ -52,7 +53,8 @@ def _with_security(document: dict[str, Any]) -> dict[str, Any]:
     document["components"]["securitySchemes"] = _SCHEMES
     document["security"] = [{"token": []}]
     for path, methods in document["paths"].items():
-        for operation in methods.values():
+        for method, operation in methods.items():
+            operation["security"] = [{"token": [needed_scope(method.upper(), path).value]}]
             if "supervisors" in operation.get("tags", ()):
                 operation["security"] = [{"supervisor": []}]
             elif is_open(path):

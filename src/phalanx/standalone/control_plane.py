@@ -26,7 +26,8 @@ from phalanx.schemas.pools.pool_file import PoolFile, read_pool_file
 from phalanx.server.app import serve
 from phalanx.server.connections import raise_file_limit
 from phalanx.server.settings import Settings, read_settings
-from phalanx.standalone.home import HomeLock, prepare_home, read_token, rotate_log
+from phalanx.services.resources.credentials import login_ticket
+from phalanx.standalone.home import HomeLock, prepare_home, read_key, read_token, rotate_log
 from phalanx.standalone.pools import HomeClusters, known_clusters
 
 HOST = "127.0.0.1"
@@ -130,7 +131,8 @@ def _publisher(
         write_file(home.server_file, found.model_dump_json().encode())
         if not detached:
             print(f"Phalanx {__version__} at {url} (home {home.root})", flush=True)  # noqa: T201
-            print(f"  pages: {url}/login?token={token}", flush=True)  # noqa: T201
+            ticket = login_ticket(token, SystemClock().now())
+            print(f"  pages: {url}/login?ticket={ticket}", flush=True)  # noqa: T201
             print("  Ctrl-C stops it; running jobs continue.", flush=True)  # noqa: T201
 
     return publish
@@ -211,6 +213,7 @@ def run(setup: ControlPlaneOptions) -> int:
                     clock=clock,
                     on_ready=_publisher(home, url, token, setup.detached, local_sock is not None),
                     clusters=clusters,
+                    signing_key=read_key(home),
                     pool_files=[file.model_dump(mode="json", by_alias=True) for file in files],
                 )
             )

@@ -16,6 +16,7 @@ from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
 from phalanx.launch.files import write_file
 from phalanx.schemas.home import HOME_VERSION, HomeLayout
+from phalanx.server.app import derived_key
 
 _FOLDERS = ("db", "jobs", "code", "checkpoints")
 _POLL_S = 0.02
@@ -77,6 +78,21 @@ def _make_token(home: HomeLayout) -> None:
         if home.token_file.read_text().strip():
             return
     write_file(home.token_file, f"{random_hex(48)}\n".encode())
+
+
+def read_key(home: HomeLayout) -> bytes:
+    """The key of supervisor tokens. In a home of an older release it is the one derived from the token.
+
+    It outlives the token, so that its rotation leaves running supervisors alone. Raises ServerError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            return bytes.fromhex(home.key_file.read_text().strip())
+        except ValueError:
+            raise ServerError(f"{home.key_file} does not hold a key", "put a backup back") from None
+    key = derived_key(read_token(home))
+    write_file(home.key_file, f"{key.hex()}\n".encode())
+    return key
 
 
 def read_token(home: HomeLayout) -> str:

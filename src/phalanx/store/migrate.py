@@ -11,10 +11,12 @@ from pathlib import Path
 from sqlalchemy import Engine, inspect, text
 
 from phalanx.errors import StoreCorrupt
-from phalanx.store.tables import counters, metadata
+from phalanx.kit.text import random_hex
+from phalanx.store.tables import counters, facts, metadata
 
-HEAD = "0008"
+HEAD = "0009"
 COUNTERS = ("job", "feed", "command", "checkpoint", "metric", "log")
+DATABASE_ID = "database_id"
 _FOLDER = Path(__file__).parent / "migrations"
 
 
@@ -44,6 +46,7 @@ def _create(engine: Engine) -> None:
     with engine.begin() as conn:
         metadata.create_all(conn)
         conn.execute(counters.insert(), [{"name": name, "value": 0} for name in COUNTERS])
+        conn.execute(facts.insert(), {"name": DATABASE_ID, "value": random_hex(32)})
         conn.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)"))
         conn.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
 

@@ -331,3 +331,27 @@ log_volumes = Table(
         "head_id", BigInteger, nullable=False
     ),  # segments up to here are the protected beginning
 )
+
+# Tokens with scopes, and sessions of browsers. The token of the home is in none.
+credentials = Table(
+    "credentials",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("kind", String(16), nullable=False),  # store.credentials: token or session
+    Column("name", String(128), nullable=False),
+    Column("scopes", JSON, nullable=False),
+    Column("hash", String(64), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),  # NULL: never
+    Column("parent", String(32)),  # of a session: the token that opened it
+    Index(None, "hash", unique=True),
+    Index(None, "parent"),
+)
+
+# What is true of the whole database, such as its id.
+facts = Table(
+    "facts",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("value", Text, nullable=False),
+)

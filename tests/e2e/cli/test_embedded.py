@@ -83,7 +83,7 @@ def test_verbs_at_once_start_one_control_plane_which_up_takes_over(home: Home):
         up.send_signal(signal.SIGINT)
         out, err = up.communicate(timeout=60)
     assert "replacing the background control plane" in err
-    assert "/login?token=" in out
+    assert "/login?ticket=" in out
     assert not (home.path / "server.json").exists()
 
 

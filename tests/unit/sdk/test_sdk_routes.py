@@ -13,7 +13,7 @@ from phalanx.errors import ServerUnavailable
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.api.telemetry import ProfileRequest, RequestTicket
 from phalanx.sdk import PhalanxClient
-from phalanx.server.routers import jobs, platform, resources, telemetry
+from phalanx.server.routers import jobs, platform, resources, telemetry, tokens
 
 pytestmark = pytest.mark.unit
 TICKET = RequestTicket(attempt=1, generation=0, request=2)
@@ -49,13 +49,18 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "apply_projects": lambda c: c.apply_projects({}),
     "remove_project": lambda c: c.remove_project("a"),
     "why": lambda c: c.why(1),
+    "tokens": lambda c: c.tokens(),
+    "create_token": lambda c: c.create_token("a", ["read"]),
+    "rotate_token": lambda c: c.rotate_token("a"),
+    "revoke_token": lambda c: c.revoke_token("a"),
+    "login_link": lambda c: c.login_link(),
 }
 
 
 def routes() -> dict[tuple[str, str], set[str]]:
     """Method and path pattern of every route, with the names of its query parameters."""
     app = FastAPI()
-    for module in (jobs, telemetry, resources, platform):
+    for module in (jobs, telemetry, resources, platform, tokens):
         app.include_router(module.router)
     found = {}
     for path, methods in app.openapi()["paths"].items():

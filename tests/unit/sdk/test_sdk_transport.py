@@ -65,10 +65,10 @@ def test_host_names(header: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("header", "value"),
-    [("phalanx_session=abc; x=1", "abc"), ("x=1", ""), ("", ""), ("\x00;;=", "")],
+    [("phalanx_8080_ab=abc; x=1", "abc"), ("x=1", ""), ("", ""), ("\x00;;=", "")],
 )
 def test_cookies(header: str, value: str) -> None:
-    assert cookie_of(header) == value
+    assert cookie_of(header, "phalanx_8080_ab") == value
 
 
 def test_a_text_that_is_not_utf8_is_named() -> None:

@@ -5,6 +5,13 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
+# Pages have no scripts and load nothing.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --quiet: #888; --blue: #2563eb; --red: #dc2626;
   --green: #16a34a; --amber: #d97706 }

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hmac
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
 
-from phalanx.errors import Unauthenticated
 from phalanx.kit.units import format_duration, format_size
 from phalanx.schemas.api.jobs import JobView, LineageView
 from phalanx.server.context import Here
-from phalanx.server.gate import COOKIE
 from phalanx.server.strict_requests import JobNum
-from phalanx.server.web.markup import Markup, curve, page, table, tag
+from phalanx.server.web.login import sign_out_form
+from phalanx.server.web.markup import HEADERS, Markup, curve, page, table, tag
 from phalanx.services.queries import views
 from phalanx.services.queries.logs import LogQuery, read_logs
 from phalanx.services.queries.metrics import read_metrics
@@ -23,27 +21,12 @@ from phalanx.services.resources import inventory
 from phalanx.store.jobs import JobFilter
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-_NO_SCRIPTS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 _LIVE_REFRESH_S = 3
-
-
-@router.get("/login")
-def get_login(here: Here, token: str = "") -> Response:
-    """Exchange a token in the URL for an HttpOnly, SameSite cookie."""
-    if not hmac.compare_digest(token.encode(), here.token.encode()):
-        raise Unauthenticated("the token is missing or wrong", "`phalanx up` prints the address")
-    answer = RedirectResponse("/", status_code=303, headers=_NO_SCRIPTS)
-    answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", max_age=30 * 86400)
-    return answer
 
 
 @router.get("/")
 def get_front(
-    here: Here, before: Annotated[int | None, Query(ge=0, lt=2**63)] = None
+    here: Here, request: Request, before: Annotated[int | None, Query(ge=0, lt=2**63)] = None
 ) -> HTMLResponse:
     """All jobs, newest first."""
     found = views.list_jobs(here.platform, JobFilter(), before=before, limit=50)
@@ -55,7 +38,13 @@ def get_front(
     heads = ("job", "name", "state", "why", "step", "slots", "submitted")
     older = tag("a", "older jobs", href=f"/?before={found.next}") if found.next else ""
     listing = table(heads, rows, (4, 5)) if rows else tag("p", "No job yet.")
-    body = (tag("h1", "Jobs"), tag("p", pools, class_="quiet"), listing, older)
+    body = (
+        tag("h1", "Jobs"),
+        tag("p", pools, class_="quiet"),
+        listing,
+        older,
+        sign_out_form(here, request),
+    )
     return _answer(page("Phalanx", *body, refresh_s=_LIVE_REFRESH_S))
 
 
@@ -169,4 +158,4 @@ def _time(at: datetime) -> str:
 
 
 def _answer(text: str) -> HTMLResponse:
-    return HTMLResponse(text, headers=_NO_SCRIPTS)
+    return HTMLResponse(text, headers=HEADERS)

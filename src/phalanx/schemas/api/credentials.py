@@ -1,0 +1,63 @@
+"""Bodies about tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Self
+
+from pydantic import Field
+
+from phalanx.core.contract.access import Scope
+from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, at_of, at_or_none
+
+_TEN_YEARS_S = 10 * 366 * 86400
+
+
+class CreateTokenRequest(RequestBody):
+    """A new token. Without `expires_s` it never expires."""
+
+    name: Annotated[ShortText, Field(min_length=1, max_length=100)]
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=len(Scope))]
+    expires_s: Annotated[float, Field(ge=60, le=_TEN_YEARS_S)] | None = None
+
+
+class TokenView(ResponseBody):
+    """A token without its value."""
+
+    id: str
+    name: str
+    scopes: list[Scope]
+    created_at: At
+    expires_at: At | None = None
+
+    @classmethod
+    def of_token(
+        cls,
+        id: str,
+        name: str,
+        scopes: Iterable[Scope],
+        created_at: int,
+        expires_at: int | None,
+    ) -> Self:
+        """A view of a stored token; times in microseconds UTC."""
+        return cls(
+            id=id,
+            name=name,
+            scopes=list(scopes),
+            created_at=at_of(created_at),
+            expires_at=at_or_none(expires_at),
+        )
+
+
+class TokenCreated(ResponseBody):
+    """A token with its value, which is shown this once."""
+
+    token: str
+    view: TokenView
+
+
+class LoginLink(ResponseBody):
+    """The path of a link that opens the pages in a browser until it expires."""
+
+    path: str
+    expires_at: At

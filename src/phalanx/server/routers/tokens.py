@@ -1,0 +1,64 @@
+"""Routes for tokens: list, create, rotate, revoke, and links that open the pages."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from phalanx.schemas.api.body import at_of
+from phalanx.schemas.api.credentials import (
+    CreateTokenRequest,
+    LoginLink,
+    TokenCreated,
+    TokenView,
+)
+from phalanx.server.context import Here
+from phalanx.server.strict_requests import ObjectName, StrictRoute
+from phalanx.services.resources import credentials
+
+router = APIRouter(prefix="/api/v1/tokens", tags=["tokens"], route_class=StrictRoute)
+_US = 1_000_000
+
+
+@router.get("")
+def get_tokens(here: Here) -> list[TokenView]:
+    """Tokens that have not expired, without their values."""
+    return credentials.list_tokens(here.platform, here.clock.now())
+
+
+@router.post("", status_code=201)
+def post_token(here: Here, request: CreateTokenRequest, response: Response) -> TokenCreated:
+    """Create a token with scopes. The value is in this answer and nowhere else."""
+    response.headers["Cache-Control"] = "no-store"
+    return credentials.create_token(
+        here.platform, request.name, request.scopes, request.expires_s, here.clock.now()
+    )
+
+
+@router.post("/login-links", status_code=201)
+def post_login_link(here: Here, response: Response) -> LoginLink:
+    """A link that opens a read-only session of the pages in a browser."""
+    response.headers["Cache-Control"] = "no-store"
+    now = here.clock.now()
+    ticket = credentials.login_ticket(here.admin.token, now)
+    return LoginLink(
+        path=f"/login?ticket={ticket}", expires_at=at_of(now + credentials.LINK_S * _US)
+    )
+
+
+@router.post("/{name}/rotate")
+def post_rotate(here: Here, name: ObjectName, response: Response) -> TokenCreated:
+    """Give a token a new value; the old one ends at once. `admin` is the token of the home."""
+    response.headers["Cache-Control"] = "no-store"
+    now = here.clock.now()
+    if name != credentials.ADMIN:
+        return credentials.rotate_token(here.platform, name, now)
+    made = credentials.rotate_admin(here.platform, now)
+    here.admin.token = made.token
+    return made
+
+
+@router.delete("/{name}", status_code=204)
+def delete_token(here: Here, name: ObjectName) -> Response:
+    """Revoke a token, and the sessions that it opened."""
+    credentials.revoke_token(here.platform, name, here.clock.now())
+    return Response(status_code=204)

@@ -1,0 +1,123 @@
+"""Sessions of browsers: sign in with a link or a token, and sign out.
+
+A session is no token. It opens the pages for some hours and changes nothing but itself.
+"""
+
+from __future__ import annotations
+
+import hmac
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from phalanx.core.contract.access import Scope, covers
+from phalanx.errors import PermissionDenied, Unauthenticated
+from phalanx.server.context import Context, Here, in_thread
+from phalanx.server.gate import cookie_name, cookie_of
+from phalanx.server.web.markup import HEADERS, Markup, page, tag
+from phalanx.services.resources import credentials
+from phalanx.services.resources.credentials import ADMIN_GRANT, Grant
+from phalanx.store.credentials import TOKEN
+
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+_FORM_BYTES = 4096
+_SIGN_IN = (
+    tag("h1", "Phalanx"),
+    tag("p", "A token that may read opens a session of twelve hours.", class_="quiet"),
+    tag(
+        "form",
+        tag("input", type="password", name_="token", autocomplete="off", aria_label="token"),
+        tag("button", "Sign in"),
+        method="post",
+        action="/login",
+    ),
+)
+
+
+@router.get("/login")
+def get_login(here: Here, ticket: str = "") -> Response:
+    """Open a session with the ticket of a link, or show the form that asks for a token."""
+    if not ticket:
+        return HTMLResponse(page("Phalanx", *_SIGN_IN), headers=HEADERS)
+    return _opened(here, credentials.check_ticket(here.admin.token, ticket, here.clock.now()))
+
+
+@router.post("/login")
+async def post_login(here: Here, request: Request) -> Response:
+    """Open a session with a token that may read. Only a form of this server may ask for it."""
+    _check_form(request)
+    token = (await _field(request, "token")).strip()
+    grant = await in_thread(lambda: _grant(here, token))
+    return await in_thread(lambda: _opened(here, grant))
+
+
+@router.post("/logout")
+async def post_logout(here: Here, request: Request) -> Response:
+    """End the session. The form has to send back a value that other sites cannot read."""
+    _check_form(request)
+    session = _session(here, request)
+    sent = await _field(request, "form")
+    if not hmac.compare_digest(sent.encode(), credentials.form_value(session).encode()):
+        raise PermissionDenied("this form was not sent by a page of this session")
+    now = here.clock.now()
+    await in_thread(lambda: credentials.close_session(here.platform, session, now))
+    answer = RedirectResponse("/login", status_code=303, headers=HEADERS)
+    answer.delete_cookie(cookie_name(here))
+    return answer
+
+
+def sign_out_form(here: Context, request: Request) -> Markup:
+    """The button that ends a session; nothing for a caller without one."""
+    session = _session(here, request)
+    if not session:
+        return Markup("")
+    value = credentials.form_value(session)
+    hidden = tag("input", type="hidden", name_="form", value=value)
+    return tag("form", hidden, tag("button", "Sign out"), method="post", action="/logout")
+
+
+def _session(here: Context, request: Request) -> str:
+    return cookie_of(request.headers.get("cookie", ""), cookie_name(here))
+
+
+def _grant(here: Context, token: str) -> Grant:
+    if hmac.compare_digest(token.encode(), here.admin.token.encode()):
+        return ADMIN_GRANT
+    found = (
+        credentials.grant_of(here.platform, token, TOKEN, here.clock.now())
+        if credentials.is_token(token)
+        else None
+    )
+    if found is None:
+        raise Unauthenticated("the token is wrong", "`phalanx token login` prints a link")
+    if not covers(found.scopes, Scope.READ):
+        raise PermissionDenied("this token may not read the pages", "use one with the scope read")
+    return found
+
+
+def _opened(here: Context, grant: Grant) -> Response:
+    """Go to the front page with the cookie of a new session, which is no token."""
+    session = credentials.open_session(here.platform, grant, here.clock.now())
+    answer = RedirectResponse("/", status_code=303, headers=HEADERS)
+    answer.set_cookie(
+        cookie_name(here),
+        session,
+        max_age=credentials.SESSION_S,
+        path="/",
+        secure=here.platform.server_url.startswith("https:"),
+        httponly=True,
+        samesite="strict",
+    )
+    return answer
+
+
+def _check_form(request: Request) -> None:
+    """Refuse a form without an origin; the gate has compared the origin with the host."""
+    if request.headers.get("origin") is None:
+        raise PermissionDenied("a form has to come from a page of this server")
+
+
+async def _field(request: Request, name: str) -> str:
+    text = (await request.body())[:_FORM_BYTES].decode("ascii", "replace")
+    return parse_qs(text).get(name, [""])[0]

@@ -1,0 +1,194 @@
+"""Tokens with scopes, and the sessions of browsers that are derived from them.
+
+Values are random and shown once; the database has their SHA-256. The token of the home is a file, not a
+row: its id is `admin`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from phalanx.core.contract.access import Scope, known_scopes
+from phalanx.errors import NotFound, Unauthenticated
+from phalanx.kit.text import random_hex
+from phalanx.launch.files import write_file
+from phalanx.schemas.api.credentials import TokenCreated, TokenView
+from phalanx.schemas.home import ServerFile
+from phalanx.services.platform import Platform, token_hash
+from phalanx.store import credentials
+from phalanx.store.credentials import SESSION, TOKEN, Credential
+from phalanx.store.database import Tx
+
+ADMIN = "admin"
+SESSION_S = 12 * 3600
+LINK_S = 12 * 3600
+_US = 1_000_000
+_PREFIX = "phx"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What an authenticated caller may do: the id of its token, and the scopes of it."""
+
+    token: str
+    scopes: tuple[Scope, ...]
+    is_session: bool = False
+
+
+ADMIN_GRANT = Grant(ADMIN, (Scope.ADMIN,))
+
+
+def is_token(shown: str) -> bool:
+    """Whether a text can be the value of a stored token."""
+    return shown.startswith(f"{_PREFIX}_") and len(shown) < 100
+
+
+def grant_of(platform: Platform, value: str, kind: str, now: int) -> Grant | None:
+    """The grant of a stored token or session; None for unknown and expired ones."""
+    found = platform.store.view(lambda tx: credentials.find(tx, token_hash(value), kind, now))
+    if found is None:
+        return None
+    return Grant(found.parent or found.id, known_scopes(found.scopes), kind == SESSION)
+
+
+def create_token(
+    platform: Platform, name: str, scopes: Iterable[Scope], expires_s: float | None, now: int
+) -> TokenCreated:
+    """Create a token. Its value is in the answer and nowhere else."""
+    expires_at = None if expires_s is None else now + round(expires_s * _US)
+    id = random_hex(8)
+    return _store(platform, id, name, tuple(sorted(set(scopes))), now, expires_at)
+
+
+def _store(
+    platform: Platform,
+    id: str,
+    name: str,
+    scopes: Sequence[str],
+    now: int,
+    expires_at: int | None,
+) -> TokenCreated:
+    value = f"{_PREFIX}_{id}_{random_hex(40)}"
+    one = Credential(id, TOKEN, name, scopes, token_hash(value), now, expires_at)
+
+    def work(tx: Tx) -> None:
+        credentials.remove(tx, id)  # of a rotated token, with its sessions
+        credentials.insert(tx, one)
+
+    platform.store.transact(work)
+    return TokenCreated(token=value, view=_view(one))
+
+
+def list_tokens(platform: Platform, now: int) -> list[TokenView]:
+    """All tokens that have not expired, without their values."""
+    return [_view(one) for one in platform.store.view(lambda tx: credentials.tokens(tx, now))]
+
+
+def revoke_token(platform: Platform, id: str, now: int) -> None:
+    """Delete a token and its sessions. Raises NotFound."""
+    _known(platform, id, now)
+    platform.store.transact(lambda tx: credentials.remove(tx, id))
+
+
+def rotate_token(platform: Platform, id: str, now: int) -> TokenCreated:
+    """Give a token a new value, for as long as it was created for; the old one ends at once.
+
+    Raises NotFound.
+    """
+    old = _known(platform, id, now)
+    expires_at = None if old.expires_at is None else now + old.expires_at - old.created_at
+    return _store(platform, id, old.name, old.scopes, now, expires_at)
+
+
+def _known(platform: Platform, id: str, now: int) -> Credential:
+    found = platform.store.view(lambda tx: credentials.token(tx, id, now))
+    if found is None:
+        raise NotFound(f"there is no token {id}", "`phalanx token list` lists them")
+    return found
+
+
+def rotate_admin(platform: Platform, now: int) -> TokenCreated:
+    """Give the home a new token; the old one, its sessions and its links end at once. Raises OSError.
+
+    Supervisors and other tokens go on.
+    """
+    value = random_hex(48)
+    platform.store.transact(lambda tx: credentials.remove(tx, ADMIN))
+    home = platform.home
+    write_file(home.token_file, f"{value}\n".encode())
+    with contextlib.suppress(FileNotFoundError):
+        served = ServerFile.model_validate_json(home.server_file.read_bytes())
+        changed = served.model_copy(update={"token": value})
+        write_file(home.server_file, changed.model_dump_json().encode())
+    view = Credential(ADMIN, TOKEN, "the home", (Scope.ADMIN,), "", now, None)
+    return TokenCreated(token=value, view=_view(view))
+
+
+def open_session(platform: Platform, grant: Grant, now: int) -> str:
+    """A session that reads the pages for some hours; returns its value."""
+    value = random_hex(48)
+    one = Credential(
+        id=random_hex(16),
+        kind=SESSION,
+        name="",
+        scopes=(Scope.READ,),
+        hash=token_hash(value),
+        created_at=now,
+        expires_at=now + SESSION_S * _US,
+        parent=grant.token,
+    )
+
+    def work(tx: Tx) -> None:
+        credentials.drop_expired(tx, now)
+        credentials.insert(tx, one)
+
+    platform.store.transact(work)
+    return value
+
+
+def close_session(platform: Platform, value: str, now: int) -> None:
+    """End a session."""
+
+    def work(tx: Tx) -> None:
+        found = credentials.find(tx, token_hash(value), SESSION, now)
+        if found is not None:
+            credentials.remove(tx, found.id)
+
+    platform.store.transact(work)
+
+
+def login_ticket(admin_token: str, now: int) -> str:
+    """A text that opens a session of the pages until it expires. It is no token: it opens nothing else."""
+    expires_s = now // _US + LINK_S
+    return f"{expires_s}.{_signed(admin_token, f'login:{expires_s}')}"
+
+
+def check_ticket(admin_token: str, ticket: str, now: int) -> Grant:
+    """The grant of a login ticket. Raises Unauthenticated."""
+    expires, _, signature = ticket.partition(".")
+    right = _signed(admin_token, f"login:{expires}")
+    ours = hmac.compare_digest(signature.encode(), right.encode())
+    if not ours or int(expires) * _US <= now:
+        raise Unauthenticated(
+            "the link is wrong or has expired", "`phalanx token login` prints a new one"
+        )
+    return ADMIN_GRANT
+
+
+def form_value(session: str) -> str:
+    """The value that a form has to send back beside the cookie: other sites cannot read it."""
+    return _signed(session, "form")
+
+
+def _signed(key: str, text: str) -> str:
+    return hmac.new(key.encode(), f"phalanx {text}".encode(), hashlib.sha256).hexdigest()
+
+
+def _view(one: Credential) -> TokenView:
+    return TokenView.of_token(
+        one.id, one.name, known_scopes(one.scopes), one.created_at, one.expires_at
+    )

@@ -1,0 +1,68 @@
+"""Read and write tokens and sessions. Only hashes are stored; the values are shown once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, or_, select
+
+from phalanx.store.database import Tx, columns_of, read
+from phalanx.store.tables import credentials
+
+TOKEN = "token"
+SESSION = "session"
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """One token, or one session of a browser; `parent` is the token that opened the session."""
+
+    id: str  # random, shown in lists
+    kind: str  # TOKEN or SESSION
+    name: str  # chosen by its creator
+    scopes: Sequence[str]  # values of core.contract.access.Scope
+    hash: str  # SHA-256 of the value
+    created_at: int  # µs UTC
+    expires_at: int | None  # µs UTC; None: never
+    parent: str | None = None  # id of a token, or `admin`; None for a token
+
+
+def insert(tx: Tx, one: Credential) -> None:
+    """Store a new credential."""
+    tx.conn.execute(credentials.insert(), {**columns_of(one), "scopes": list(one.scopes)})
+
+
+def find(tx: Tx, value_hash: str, kind: str, now: int) -> Credential | None:
+    """The credential of a kind with this hash that has not expired."""
+    here = credentials.c
+    query = select(credentials).where(here.hash == value_hash, here.kind == kind, _lives(now))
+    found = read(tx, Credential, query)
+    return found[0] if found else None
+
+
+def tokens(tx: Tx, now: int) -> list[Credential]:
+    """All tokens that have not expired, oldest first."""
+    here = credentials.c
+    query = select(credentials).where(here.kind == TOKEN, _lives(now))
+    return read(tx, Credential, query.order_by(here.created_at, here.id))
+
+
+def token(tx: Tx, id: str, now: int) -> Credential | None:
+    """One token by its id."""
+    return next((one for one in tokens(tx, now) if one.id == id), None)
+
+
+def remove(tx: Tx, id: str) -> None:
+    """Delete a token or session, and the sessions that the token opened."""
+    here = credentials.c
+    tx.conn.execute(credentials.delete().where(or_(here.id == id, here.parent == id)))
+
+
+def drop_expired(tx: Tx, now: int) -> None:
+    """Delete all credentials that have expired."""
+    tx.conn.execute(credentials.delete().where(~_lives(now)))
+
+
+def _lives(now: int) -> ColumnElement[bool]:
+    return or_(credentials.c.expires_at.is_(None), credentials.c.expires_at > now)
