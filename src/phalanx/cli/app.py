@@ -109,5 +109,5 @@ for _program, _panel in (
     app.command(rich_help_panel=_panel, context_settings=programs.PASS_ARGUMENTS)(_program)
 app.add_typer(recipe_app, rich_help_panel=_TRAIN)
 app.add_typer(bench_app, rich_help_panel=_PLATFORM)
-for _group in (pools_app, nodes_app, projects_app, token_app, submit.spec_app):
+for _group in (pools_app, nodes_app, projects_app, token_app, platform.admin_app, submit.spec_app):
     app.add_typer(_group, rich_help_panel=_PLATFORM)

@@ -46,6 +46,7 @@ from phalanx.server.loops.runner import run_loop, until_idle
 from phalanx.server.loops.steps import all_loops
 from phalanx.server.notifier import Notifier
 from phalanx.server.observe.exposition import Exposition
+from phalanx.server.observe.readiness import Readiness
 from phalanx.server.openapi import add_routes
 from phalanx.server.settings import (
     SchedulerSettings,
@@ -54,6 +55,7 @@ from phalanx.server.settings import (
     read_settings,
 )
 from phalanx.services.caches.row_cache import PlanningPolicy
+from phalanx.services.lifecycle.numbers import continue_numbers
 from phalanx.services.platform import Clusters, NoClusters, Platform
 from phalanx.services.resources.pools import apply_pools
 from phalanx.store import Store, open_store, outbox
@@ -140,6 +142,7 @@ def create_app(context: Context) -> FastAPI:
     )
     app.state.context = context
     app.state.exposition = Exposition(context.platform)
+    app.state.readiness = Readiness(context)
     add_routes(app)
     app.add_exception_handler(PlatformError, _platform_error)
     app.add_exception_handler(RequestValidationError, _not_valid)
@@ -235,6 +238,7 @@ async def serve(  # noqa: PLR0913
         if store.dialect == "sqlite":
             # SQLite has one control plane per home: leases of an earlier process are free.
             store.transact(outbox.free_all)
+        continue_numbers(store, home)
         context = build_context(
             store=store,
             home=home,

@@ -39,14 +39,16 @@ class AdminToken:
 class Context:
     """The parts of one control plane. `admin` authenticates its owner."""
 
-    platform: Platform
-    clock: Clock
-    settings: Settings
-    notifier: Notifier
-    admin: AdminToken
-    presence: Presence
-    started_at: int
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    platform: Platform  # what every service may use
+    clock: Clock  # the time of this process
+    settings: Settings  # defaults and the environment
+    notifier: Notifier  # wakes loops and long polls
+    admin: AdminToken  # the token of the home
+    presence: Presence  # the last client and open requests
+    started_at: int  # µs UTC
+    #: time of the last completed step of each loop, on the monotonic clock
+    beats: dict[str, float] = field(default_factory=dict)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set to end the process
 
     async def poll_until(
         self,

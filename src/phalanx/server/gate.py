@@ -38,7 +38,7 @@ RETRY_AFTER_S = 2
 # Supervisors send their own token, which the service checks; the other paths hold no secrets.
 _SYNC = "/api/v1/supervisors/sync"
 _SECRETS = "/api/v1/supervisors/secrets"
-_OPEN = frozenset({"/healthz", "/login", _SYNC, _SECRETS, "/openapi.json"})
+_OPEN = frozenset({"/healthz", "/readyz", "/login", _SYNC, _SECRETS, "/openapi.json"})
 _SAFE = frozenset({"GET", "HEAD"})
 _OPEN_BELOW = "/api/v1/supervisors/code/"
 _CODE = "/api/v1/code/"

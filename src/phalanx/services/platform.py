@@ -88,8 +88,11 @@ class Platform:
         return self.store.view(lambda tx: self.scheduler_cache.rows.nodes(tx, real))
 
     def supervisor_token(self, job: int, attempt: int) -> str:
-        """The secret that authenticates the supervisors of one attempt."""
-        text = f"supervisor/{job}/{attempt}".encode()
+        """The secret that authenticates the supervisors of one attempt.
+
+        It depends on the database: job numbers of another one begin again, and their supervisors may live.
+        """
+        text = f"supervisor/{self.store.database_id}/{job}/{attempt}".encode()
         return hmac.new(self.signing_key, text, hashlib.sha256).hexdigest()
 
 

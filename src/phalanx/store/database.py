@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, create_engine, event
+from sqlalchemy import Connection, Engine, Select, create_engine, event, select
 from sqlalchemy.exc import (
     DatabaseError,
     DataError,
@@ -26,7 +26,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from phalanx.errors import StaleRow, StoreCorrupt, StoreError, StoreUnavailable, UserError
 from phalanx.store import migrate, sqlite_file
-from phalanx.store.tables import counters
+from phalanx.store.tables import counters, facts
 
 T = TypeVar("T")
 _READ_ONLY = "phalanx_read_only"
@@ -92,12 +92,28 @@ class Listener(Protocol):
 class Store:
     """A database that many threads may use at once."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, file: Path | None = None) -> None:
         self._engine = engine
+        self._file = file
+        self._opened = None if file is None else _identity(file)
+        self.database_id = self.view(_database_id)
         # SQLite allows one writer at a time; this lock is fairer and cheaper than its busy handler.
         self._writing = threading.RLock()
         self._listeners: list[Listener] = []
         self._trouble: str | None = None
+
+    def check_place(self) -> None:
+        """Raise StoreUnavailable when the file of the database has been deleted or replaced.
+
+        Open connections would go on with the deleted file, and what they store would be lost.
+        """
+        if self._file is not None and _identity(self._file) != self._opened:
+            said = f"the database {self._file} was deleted or replaced while it was in use"
+            raise StoreUnavailable(said, "put it back, or restore a backup, and start again")
+
+    def revision(self) -> str | None:
+        """The revision of the stored schema."""
+        return migrate.stored_revision(self._engine)
 
     @property
     def trouble(self) -> str | None:
@@ -128,9 +144,11 @@ class Store:
 
     def _once(self, work: Callable[[Tx], T]) -> T:
         try:
+            self.check_place()
             with self.turn(), translated(), self._engine.begin() as conn:
                 tx = Tx(conn)
                 result = work(tx)
+                self.check_place()
         except StoreUnavailable as error:
             self._trouble = str(error)
             raise
@@ -159,6 +177,7 @@ class Store:
 
     def view(self, work: Callable[[Tx], T]) -> T:
         """Run `work` in one read-only transaction on a consistent snapshot of the database."""
+        self.check_place()
         with translated(), self._engine.connect() as conn:
             conn = conn.execution_options(**{_READ_ONLY: True}, **_SNAPSHOT[self.dialect])
             with conn.begin():
@@ -191,10 +210,24 @@ def open_store(where: Path | str) -> Store:
     try:
         with translated():
             migrate.to_head(engine)
+        return Store(engine, where if isinstance(where, Path) else None)
     except BaseException:
         engine.dispose()
         raise
-    return Store(engine)
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _database_id(tx: Tx) -> str:
+    """The random id that this database got when it was made."""
+    query = select(facts.c.value).where(facts.c.name == migrate.DATABASE_ID)
+    return str(tx.conn.execute(query).scalar_one())
 
 
 def _with_driver(url: str) -> str:
@@ -263,6 +296,19 @@ def _damaged(error: DBAPIError) -> StoreError:
     if any(word in text for word in _DAMAGE):
         return StoreCorrupt(f"the database is damaged: {text}", sqlite_file.RESCUE)
     return StoreError(f"the database rejected a statement: {text}")
+
+
+def raise_counter(tx: Tx, name: str, least: int) -> None:
+    """Let the next number of a counter be higher than `least`."""
+    update = counters.update().where(counters.c.name == name, counters.c.value < least)
+    tx.conn.execute(update.values(value=least))
+
+
+def probe(tx: Tx) -> None:
+    """Write a row, to find out whether the database can be written."""
+    tx.conn.execute(
+        counters.update().where(counters.c.name == "job").values(value=counters.c.value)
+    )
 
 
 def take_numbers(tx: Tx, name: str, count: int = 1) -> int:

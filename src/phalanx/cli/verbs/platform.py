@@ -1,4 +1,4 @@
-"""Verbs on the control plane and this machine: up, doctor."""
+"""Verbs on the control plane and this machine: up, doctor, admin."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from phalanx.cli.client import embedded
 from phalanx.cli.client.session import Session
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, duration
+from phalanx.cli.verbs.programs import run_module
 from phalanx.errors import Conflict, UserError
 
 _LEAVE_S = 30.0
@@ -166,3 +167,45 @@ def doctor(
             remedy = f"; {finding.remedy}" if finding.remedy else ""
             print(f"{finding.verdict:<4}  {finding.subject:<14}  {finding.said}{remedy}")
     raise typer.Exit(1 if any(finding.verdict == "FAIL" for finding in findings) else 0)
+
+
+# -- backups -------------------------------------------------------------------------------------
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the backup.")]
+_BACKUP = "phalanx.standalone.backup"
+
+admin_app = typer.Typer(
+    name="admin", no_args_is_help=True, help="Back up and restore a home: backup, restore."
+)
+
+
+@admin_app.command()
+def backup(ctx: typer.Context, folder: Folder) -> None:
+    """Copy the database, keys, pools and secrets of the home into a new folder, also while jobs run.
+
+    Checkpoints, code archives and log files are not copied.
+    """
+    run_module(_BACKUP, ["--home", str(_home(ctx)), "backup", str(folder)])
+
+
+@admin_app.command()
+def restore(
+    ctx: typer.Context,
+    folder: Folder,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a database; it is kept beside the new one.")
+    ] = False,
+) -> None:
+    """Put a backup into the home. No control plane may run there."""
+    words = ["--home", str(_home(ctx)), "restore", str(folder)]
+    run_module(_BACKUP, [*words, "--force"] if force else words)
+
+
+def _home(ctx: typer.Context) -> Path:
+    session: Session = ctx.obj
+    if session.url is not None:
+        raise UserError(
+            "a backup is made on the control plane's own machine",
+            "run this verb on that machine, without --url",
+        )
+    return session.home

@@ -94,7 +94,15 @@ class InfoView(ResponseBody):
     now: At
     num_live_jobs: int
     idle_exit_s: float | None = None
+    database: str = ""  # random id of the database
     trouble: str | None = None  # why nothing can be stored at present, a full disk for example
+
+
+class ReadinessView(ResponseBody):
+    """Whether the control plane can do its work, and each check: `ok` or what is wrong."""
+
+    status: str
+    checks: dict[str, str]
 
 
 class HelloRequest(RequestBody):

@@ -39,12 +39,14 @@ async def run_loop(context: Context, loop: ServiceLoop) -> None:
     """Run until the notifier closes. After an error the loop waits with back-off and tries again."""
     failures = 0
     with context.notifier.subscribe(*loop.topics) as woken:
+        context.beats[loop.name] = context.clock.monotonic()
         while not context.notifier.closed:
             woken.clear()
             began = context.clock.monotonic()
             try:
                 wake_at = await in_thread(loop.step, context.clock.now(), pool=Threads.LOOPS)
                 failures = 0
+                context.beats[loop.name] = context.clock.monotonic()
             except PlatformError as error:
                 failures, wake_at = failures + 1, None
                 level = logging.ERROR if isinstance(error, Bug) else logging.WARNING

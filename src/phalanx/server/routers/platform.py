@@ -8,8 +8,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 import phalanx
-from phalanx.schemas.api.body import HelloRequest, HelloResponse, InfoView, at_of
+from phalanx.schemas.api.body import HelloRequest, HelloResponse, InfoView, ReadinessView, at_of
 from phalanx.server.context import Context, Here, in_thread
+from phalanx.server.observe.readiness import Readiness
 from phalanx.server.strict_requests import StrictRoute
 from phalanx.services.lifecycle import code
 from phalanx.store import jobs
@@ -24,6 +25,16 @@ async def get_health() -> dict[str, str]:
     return {"status": "ok", "version": phalanx.__version__}
 
 
+@router.get("/readyz", responses={503: {"model": ReadinessView}})
+def get_readiness(request: Request, response: Response) -> ReadinessView:
+    """200 when the database can be written, its schema is right and all loops run; needs no token."""
+    readiness = request.app.state.readiness
+    assert isinstance(readiness, Readiness)
+    found = readiness.now()
+    response.status_code = 200 if found.status == "ready" else 503
+    return found
+
+
 @router.get("/api/v1/info")
 def get_info(here: Here) -> InfoView:
     """Version, home and state of this control plane."""
@@ -35,6 +46,7 @@ def get_info(here: Here) -> InfoView:
         now=at_of(here.clock.now()),
         num_live_jobs=here.platform.store.view(jobs.count_live),
         idle_exit_s=here.settings.idle_exit_s,
+        database=here.platform.store.database_id,
         trouble=here.platform.store.trouble,
     )
 
