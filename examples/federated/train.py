@@ -5,7 +5,7 @@ phalanx submit examples/federated/sites.yaml --follow
 
 The coordinator keeps what it needs beside its checkpoints; kill it, or a site, and the rounds go on.
 Three ranks of one job stand for the sites here. In earnest each is a job, or a bare Python process, of its
-own, somewhere else: all it needs is the coordinator's address and the token.
+own, somewhere else: all it needs is the coordinator's address and a token of its own.
 """
 
 import argparse
@@ -64,7 +64,10 @@ def take_part(args, token, number):
     train_set, _ = digits()
     data = of_site(*train_set, number, args.sites)
     model = net()
-    site = federated.Site(args.address, name=f"site-{number}", token=token, prox=args.prox)
+    name = f"site-{number}"
+    # In earnest, a site is given its own token; the coordinator's never leaves its place.
+    own = federated.site_token(token, name)
+    site = federated.Site(args.address, name=name, token=own, prox=args.prox)
     for turn in site.rounds(model):
         torch.manual_seed(1000 * turn + number)
         opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from phalanx.errors import CheckpointCorrupt, RestoreMismatch, SpecInvalid, TrainingError
-from phalanx.train.federated import Coordinator, Site, coordinator
+from phalanx.launch.authentication import authenticate
+from phalanx.train.federated import Coordinator, Site, coordinator, site_token
 from phalanx.train.numerics.local_sgd import wire
 
 pytestmark = pytest.mark.integration
@@ -53,7 +54,7 @@ class Federated:
         return Site(
             f"127.0.0.1:{self.port}",
             name=name,
-            token="secret",
+            token=site_token("secret", name),
             patience_s=20,
             sleep=lambda seconds: often.wait(min(seconds, 0.02)) and None,
             **options,
@@ -122,19 +123,19 @@ def test_the_model_is_the_mean_weighted_by_samples(tmp_path):
 def test_a_coordinator_that_is_killed_comes_back_with_the_answers_it_had(tmp_path):
     first = Federated(tmp_path, num_rounds=1)
     answer = first.coordinator.answer
-    answer({"do": "work", "site": "a"}), answer({"do": "work", "site": "b"})
-    while answer({"do": "work", "site": "a"})["do"] != "train":
-        answer({"do": "work", "site": "b"})
+    answer("a", {"do": "work"}), answer("b", {"do": "work"})
+    while answer("a", {"do": "work"})["do"] != "train":
+        answer("b", {"do": "work"})
     weights = {
         name: one + 1 if one.is_floating_point() else one
         for name, one in model().state_dict().items()
     }
     said = {"do": "submit", "round": 1, "weights": weights, "count": 5, "metrics": {}}
-    assert answer({**said, "site": "a"}) == {"taken": True}
+    assert answer("a", said) == {"taken": True}
     # Nothing more is heard of the first one: a new one begins in its folder.
     again = Federated(tmp_path, num_rounds=1)
-    assert again.coordinator.answer({"do": "work", "site": "a"})["do"] == "wait"
-    assert again.coordinator.answer({**said, "site": "a"}) == {"taken": True}, "it knows it already"
+    assert again.coordinator.answer("a", {"do": "work"})["do"] == "wait"
+    assert again.coordinator.answer("a", said) == {"taken": True}, "it knows it already"
     everywhere(adding(again.site("b"), 3.0, 5), adding(again.site("a"), 100.0, 5))
     again.join()
     for before, after in zip(
@@ -228,32 +229,53 @@ def test_fedprox_pulls_towards_the_weights_the_round_began_with(tmp_path):
 def test_an_answer_that_cannot_be_used_is_refused(tmp_path, change, word):
     one = Coordinator(model(), directory=tmp_path, num_rounds=1, **QUICK)
     weights = {**model().state_dict(), **change}
-    said = {"do": "submit", "site": "a", "round": 1, "weights": weights, "count": 5, "metrics": {}}
-    assert word in one.answer(said)["refused"]
+    said = {"do": "submit", "round": 1, "weights": weights, "count": 5, "metrics": {}}
+    assert word in one.answer("a", said)["refused"]
     good = {**said, "weights": model().state_dict()}
     for count in (0, 10**400):
-        assert "samples" in one.answer({**good, "count": count})["refused"]
-    assert "OverflowError" in one.answer({**good, "count": float("inf")})["refused"]
-    assert "AttributeError" in one.answer({**good, "metrics": [1]})["refused"]
-    assert one.answer(good) == {"taken": False}, "the control: only the round is not under way"
+        assert "samples" in one.answer("a", {**good, "count": count})["refused"]
+    assert "OverflowError" in one.answer("a", {**good, "count": float("inf")})["refused"]
+    assert "AttributeError" in one.answer("a", {**good, "metrics": [1]})["refused"]
+    assert one.answer("a", good) == {"taken": False}, "the control: only the round is not under way"
 
 
 def answered(port, *messages, raw=b""):
-    """What a coordinator says to a peer that sends these."""
+    """What a coordinator says to a site that sends these."""
     with socket.create_connection(("127.0.0.1", port), GUARD_S) as peer:
+        authenticate(peer, site_token("secret", "a").encode(), "a")
         for message in messages:
             wire.send(peer, message)
         peer.sendall(raw)
         return wire.receive(peer)
 
 
-def test_idle_strangers_are_counted_and_sites_come_through(tmp_path, monkeypatch):
-    monkeypatch.setattr(coordinator, "_MOST_TALKS", 2)
+def test_three_hundred_silent_strangers_keep_no_site_out(tmp_path):
     one = Federated(tmp_path, num_rounds=1, min_sites=1)
-    idle = [socket.create_connection(("127.0.0.1", one.port), GUARD_S) for _ in range(3)]
-    assert idle[2].recv(1) == b"", "the third is sent away"
+    idle = [socket.create_connection(("127.0.0.1", one.port), GUARD_S) for _ in range(300)]
+    everywhere(adding(one.site("a"), 0.0, 1))
+    one.join()
     for peer in idle:
         peer.close()
+
+
+def test_a_site_may_have_a_few_conversations_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(coordinator, "_TALKS_OF_SITE", 2)
+    one = Federated(tmp_path, num_rounds=1, min_sites=1)
+    idle = [socket.create_connection(("127.0.0.1", one.port), GUARD_S) for _ in range(3)]
+    for peer in idle:
+        authenticate(peer, site_token("secret", "b").encode(), "b")
+    assert idle[2].recv(1) == b"", "the third is sent away"
+    everywhere(adding(one.site("a"), 0.0, 1))
+    for peer in idle:
+        peer.close()
+    one.join()
+
+
+def test_a_site_cannot_claim_the_name_of_another(tmp_path):
+    one = Federated(tmp_path, num_rounds=1, min_sites=1)
+    thief = Site(f"127.0.0.1:{one.port}", name="a", token=site_token("secret", "b"), patience_s=20)
+    with pytest.raises(TrainingError, match="not that of site a"):
+        next(thief.rounds(model()))
     everywhere(adding(one.site("a"), 0.0, 1))
     one.join()
 
@@ -261,17 +283,14 @@ def test_idle_strangers_are_counted_and_sites_come_through(tmp_path, monkeypatch
 def test_what_a_peer_sends_is_bounded_and_its_mistakes_are_answered(tmp_path):
     one = Federated(tmp_path, num_rounds=1, min_sites=1)
     large = (1 << 33).to_bytes(8, "little")
-    assert "at most" in answered(one.port, "secret", raw=large)["refused"]
+    assert "at most" in answered(one.port, raw=large)["refused"]
     row = {"name": "w", "dtype": "float32", "shape": [8]}
     own = json.dumps({"tree": {"$tensor": 0}, "tensors": [row]})
     entry = {"dtype": "F32", "shape": [8], "data_offsets": [0, 0]}
     header = json.dumps({"__metadata__": {"phalanx": own}, "w": entry}).encode()
     body = len(header).to_bytes(8, "little") + header
     empty = len(body).to_bytes(8, "little") + body
-    assert "without its bytes" in answered(one.port, "secret", raw=empty)["refused"]
-    # A large answer is under way while the token is refused: the refusal arrives all the same.
-    weights = {"w": torch.zeros(4 << 20)}
-    assert "token" in answered(one.port, "guess", {"site": "a", "weights": weights})["refused"]
+    assert "without its bytes" in answered(one.port, raw=empty)["refused"]
     with pytest.raises(TrainingError, match="another model"):
         next(one.site("b").rounds(nn.Linear(2, 2)))
     everywhere(adding(one.site("b"), 0.0, 1))

@@ -8,6 +8,12 @@ import threading
 
 import pytest
 
+from phalanx.launch.authentication import (
+    AuthenticatedPeer,
+    MessageSeal,
+    NotAuthenticated,
+    authenticate,
+)
 from phalanx.launch.command import ready
 from phalanx.launch.files import scratch
 from phalanx.launch.ports import free_port, interface_towards
@@ -17,10 +23,10 @@ from phalanx.supervise.ranks.rendezvous import KeyValueStore, serve
 from phalanx.train.frameworks.mpi.__main__ import settings
 from phalanx.train.frameworks.mpi.rank import variables as mpi_variables
 from phalanx.train.frameworks.tensorflow import variables as tf_variables
-from phalanx.train.gang import gathering
 from phalanx.train.gang.gathering import RankConnection, accept_ranks
 
 pytestmark = pytest.mark.integration
+SECRET = b"of the generation"
 
 
 def test_keys_stay_until_all_have_left():
@@ -64,7 +70,7 @@ def test_ranks_tell_rank_0_and_hear_back():
     heard = {}
 
     def join(rank):
-        connection = RankConnection.connect("127.0.0.1", port)
+        connection = RankConnection.connect(("127.0.0.1", port), SECRET)
         connection.send({"rank": rank, "port": 1000 + rank})
         heard[rank] = connection.receive()
         connection.close()
@@ -72,7 +78,7 @@ def test_ranks_tell_rank_0_and_hear_back():
     others = [threading.Thread(target=join, args=(rank,)) for rank in (1, 2)]
     for one in others:
         one.start()
-    found = accept_ranks(port, 2)
+    found = accept_ranks(("127.0.0.1", port), 2, SECRET)
     assert {rank: message["port"] for rank, (message, _) in found.items()} == {1: 1001, 2: 1002}
     assert {message["from"] for message, _ in found.values()} == {"127.0.0.1"}
     for _, connection in found.values():
@@ -84,36 +90,63 @@ def test_ranks_tell_rank_0_and_hear_back():
         connection.close()
 
 
-def test_strangers_do_not_keep_ranks_from_meeting(monkeypatch):
-    monkeypatch.setattr(gathering, "_FIRST_MESSAGE_S", 1.0)
+def test_strangers_do_not_keep_ranks_from_meeting():
     port = free_port()
     found, over = {}, threading.Event()
 
     def wait():
-        found.update(accept_ranks(port, 1))
+        found.update(accept_ranks(("127.0.0.1", port), 1, SECRET))
         over.set()
 
     threading.Thread(target=wait, daemon=True).start()
     said = [
         b"GET / HTTP/1.0\r\n",
-        b"[1]\n",
-        b'{"rank": 0}\n',
-        b'{"rank": 2}\n',
-        b'{"rank": [1]}\n',
-        b"[" * 9999 + b"\n",
+        b'{"rank": 1}\n',
+        b"\xff" * 9999,
+        b"\0" * 65,
         b"",
     ]
     strangers = []
-    for words in said:  # the last one says nothing, and stays
-        strangers.append(RankConnection.connect("127.0.0.1", port))
+    for words in said * 60:  # silent ones stay, more than are kept
+        stranger = connected(port)
+        strangers.append(stranger)
         with contextlib.suppress(OSError):
-            strangers[-1]._line.sendall(words)
-    rank = RankConnection.connect("127.0.0.1", port)
+            stranger.sendall(words)
+    wrong = connected(port)
+    with pytest.raises(NotAuthenticated):
+        authenticate(wrong, b"another generation's")
+    rank = RankConnection.connect(("127.0.0.1", port), SECRET)
     rank.send({"rank": 1})
     assert over.wait(60), "a stranger is waited for"
     assert found[1][0]["rank"] == 1
-    for one in (*strangers, rank, found[1][1]):
+    for one in (*strangers, wrong, rank, found[1][1]):
         one.close()
+
+
+def connected(port):
+    """A connection of a stranger, made once rank 0 listens."""
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), 60)
+        except ConnectionRefusedError:
+            continue
+
+
+def test_a_command_of_a_stranger_is_no_message_of_mpi():
+    """What a stranger sends behind the handshake of a rank, or says again, is not read."""
+    ours, theirs = socket.socketpair()
+    follower = RankConnection(AuthenticatedPeer(ours, b"key", "", ""), "client", 60)
+    lead = MessageSeal(b"key", "server")
+    body = b'{"command": "date"}'
+    sent = lead.mark(body).encode() + body + b"\n"
+    theirs.sendall(sent)
+    assert follower.receive() == {"command": "date"}
+    theirs.sendall(sent)
+    assert follower.receive() is None, "a message that is sent again"
+    theirs.sendall(b'{"command": "id"}\n')
+    assert follower.receive() is None
+    follower.close()
+    theirs.close()
 
 
 def test_every_worker_has_its_own_place_and_devices():

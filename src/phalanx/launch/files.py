@@ -57,6 +57,71 @@ def folder_identity(path: Path) -> str:
     return f"{found.st_dev}:{found.st_ino}"
 
 
+def private_folder(path: Path) -> None:
+    """Create a folder that no other user can enter, or check that it is one.
+
+    A folder below a shared one such as /tmp may have been made by another user first, as a folder or as a
+    link. No folder above it may belong to another user either: another one could be put in its place.
+    Raises OSError that says what is wrong.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if _sees_owners():
+        for above in [path.parent.absolute(), *path.parent.absolute().parents]:
+            _check_above(above)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            said = f"the folder belongs to user {found.st_uid}, not to {os.geteuid()}: remove it"
+            raise PermissionError(1, said, str(path))
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
+
+
+def _sees_owners() -> bool:
+    """Whether owners of files are shown as they are: in a user namespace, root may look different."""
+    try:
+        return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+    except OSError:
+        return False
+
+
+def _check_above(folder: Path) -> None:
+    found = folder.stat()
+    shared = stat.S_IMODE(found.st_mode) & 0o022 and not found.st_mode & stat.S_ISVTX
+    if found.st_uid not in (0, os.geteuid()):
+        said = f"the folder belongs to user {found.st_uid}, what is below it could be replaced"
+    elif shared:
+        said = "other users can rename what is below this folder"
+    else:
+        return
+    raise PermissionError(1, said, str(folder))
+
+
+def read_own_file(path: Path) -> int:
+    """Open a file of this user that no other can write; returns a descriptor. Raises OSError.
+
+    A link is refused.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    wrong = ""
+    if not stat.S_ISREG(found.st_mode):
+        wrong = "this is no regular file"
+    elif found.st_uid != os.geteuid():
+        wrong = f"the file belongs to user {found.st_uid}"
+    elif stat.S_IMODE(found.st_mode) & 0o022:
+        wrong = "other users can write this file"
+    if wrong:
+        os.close(descriptor)
+        raise PermissionError(1, wrong, str(path))
+    return descriptor
+
+
 def try_lock(path: Path, how: int = fcntl.LOCK_EX, create: int = os.O_CREAT) -> int | None:
     """Lock a file until the descriptor that this returns is closed; None: another process holds it.
 

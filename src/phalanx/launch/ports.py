@@ -1,8 +1,10 @@
-"""Find a free port for a rendezvous, and the network interface that reaches an address."""
+"""Hold a free port for a rendezvous; the network interfaces and addresses of this machine."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import ipaddress
 import random
 import socket
 import struct
@@ -26,7 +28,33 @@ def free_port(rng: random.Random | None = None) -> int:
     Where the ephemeral range leaves fewer than a thousand such ports, the port is from within that range.
     Raises OSError when a thousand tries find none.
     """
-    rng = rng or random.Random()
+    held = HeldPort(rng)
+    held.release()
+    return held.number
+
+
+class HeldPort:
+    """A port that no other user can take until it is released.
+
+    It is bound and not listened on: processes of this user that set SO_REUSEPORT may listen there.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        """Find and hold a port. Raises OSError when a thousand tries find none."""
+        self._socket = _bound(rng or random.Random())
+        self.number = int(self._socket.getsockname()[1])
+
+    def keep_for_program(self) -> None:
+        """Hold the port also after this process has become another program."""
+        if self._socket.fileno() >= 0:
+            self._socket.set_inheritable(True)
+
+    def release(self) -> None:
+        """Let the port go. May be called again."""
+        self._socket.close()
+
+
+def _bound(rng: random.Random) -> socket.socket:
     floor = ephemeral_floor()
     ceiling = floor if floor >= _LOWEST + _FEWEST else _CEILING
     for _ in range(1000):
@@ -36,7 +64,14 @@ def free_port(rng: random.Random | None = None) -> int:
                 probe.bind(("", port))
             except OSError:
                 continue
-            return port
+        held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            held.bind(("", port))
+        except OSError:
+            held.close()
+            continue
+        return held
     raise OSError(98, f"no free port between {_LOWEST} and {ceiling}")
 
 
@@ -48,12 +83,37 @@ def interface_towards(address: str) -> str | None:
         except OSError:
             return None
         own = probe.getsockname()[0]
-        for _, name in socket.if_nameindex():
-            asked = struct.pack("16s240x", name.encode())
-            try:
-                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)
-            except OSError:
-                continue
-            if socket.inet_ntoa(found[20:24]) == own:
-                return name
-    return None
+    return next((name for name in _interfaces() if _address(name) == own), None)
+
+
+def _interfaces() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+def _address(interface: str) -> str | None:
+    """The IPv4 address of an interface; None: it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        asked = struct.pack("16s240x", interface.encode())
+        try:
+            found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)
+        except OSError:
+            return None
+    return socket.inet_ntoa(found[20:24])
+
+
+def own_addresses() -> list[str]:
+    """The addresses of this machine from which other machines may see its connections."""
+    found = {one for name in _interfaces() if (one := _address(name)) is not None}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            found.add(str(ipaddress.IPv6Address(int(line.split()[0], 16))))
+    return sorted(one for one in found if not ipaddress.ip_address(one).is_loopback)
+
+
+def addresses_of(host: str) -> list[str]:
+    """The addresses of a host by its name or address; none where it cannot be resolved."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return sorted({str(one[4][0]) for one in found})

@@ -56,7 +56,12 @@ def _supervise(context: BootContext) -> int:
     clock = SystemClock()
     loop = EventLoop(clock)
     processes = ProcessTree(
-        loop, context.reaper, context.warm, context.tag_env, context.start_warm_process
+        loop,
+        context.reaper,
+        context.warm,
+        context.tag_env,
+        context.start_warm_process,
+        guard=context.guard,
     )
     assignment = Assignment.model_validate(context.data)
     supervisor = Supervisor(

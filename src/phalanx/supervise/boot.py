@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from phalanx.core.gang.placement import omp_num_threads
-from phalanx.launch import linux
+from phalanx.launch import accept_guard, linux
 from phalanx.launch.command import PythonCommand, parse_python, same_python, sensitive
 from phalanx.launch.files import try_lock
 from phalanx.launch.identity import (
@@ -41,6 +41,7 @@ class BootContext:
     tag_env: Mapping[str, str]
     start_warm_process: Callable[[ReaperProcess], WarmProcess | None]
     environment: EnvironmentPlan
+    guard: Path | None  # the library that refuses strangers' connections to ranks
 
 
 def boot(data: dict[str, Any]) -> BootContext | None:
@@ -113,7 +114,9 @@ def _boot(
     if warm is None and not data.get("setup") and plan.ready and not plan.problem:
         # Modules that a build or a setup command installs must not be imported before it has run.
         warm = start_warm_process(reaper)
-    return BootContext(data, command, reaper, warm, {TAG_VARIABLE: tag}, start_warm_process, plan)
+    guard, _ = accept_guard.library()
+    tag_env = {TAG_VARIABLE: tag}
+    return BootContext(data, command, reaper, warm, tag_env, start_warm_process, plan, guard)
 
 
 def _check_protocol(data: Mapping[str, Any]) -> None:
@@ -167,7 +170,7 @@ def _start_warm(
             python=shutil.which(python) or python,
             unbuffered=unbuffered,
             imports=imports,
-            env={**env, TAG_VARIABLE: tag},
+            env={**accept_guard.preloaded(env, accept_guard.library()[0]), TAG_VARIABLE: tag},
             sensitive_env=sensitive(env),
             cwd=cwd,
             stdio=(stdin, 2, 2),

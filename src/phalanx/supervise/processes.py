@@ -10,9 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from phalanx.launch import linux
+from phalanx.launch import accept_guard, linux
 from phalanx.launch.command import PythonCommand, cold_argv, sensitive
 from phalanx.launch.tree import ReaperProcess, WarmProcess
 from phalanx.supervise.eventloop import EventLoop
@@ -60,6 +61,8 @@ class ProcessTree:
     tag_env: Mapping[str, str]  # the variable that marks every process of this supervisor
     #: starts a warm process, or returns None where the job's command cannot use one
     make_warm_process: Callable[[ReaperProcess], WarmProcess | None] = lambda _reaper: None
+    #: the library that refuses strangers' connections, loaded into ranks; None: there is none
+    guard: Path | None = None
     #: called with a message when the reaper or the warm process died with ranks below it
     on_lost: Callable[[str], None] = lambda _message: None
     #: called with a message for the user when ranks start in another way than expected
@@ -117,14 +120,16 @@ class ProcessTree:
 
     def _spawn(self, argv: list[str], launch: LaunchRequest, observer: ProcessObserver) -> None:
         try:
-            request = self.reaper.spawn(
-                argv, {**launch.env, **self.tag_env}, launch.cwd, launch.stdio
-            )
+            request = self.reaper.spawn(argv, self._complete(launch.env), launch.cwd, launch.stdio)
         except OSError as error:
             launch.close()
             observer.refused(f"the reaper is gone: {error.strerror}", missing=False)
             return
         self._asked[request] = (observer, launch)
+
+    def _complete(self, env: Mapping[str, str]) -> dict[str, str]:
+        guard = self.guard if "PHALANX_ACCEPT" in env else None
+        return {**accept_guard.preloaded(env, guard), **self.tag_env}
 
     def _fork(
         self,
@@ -134,7 +139,7 @@ class ProcessTree:
         observer: ProcessObserver,
     ) -> None:
         body: dict[str, Any] = {
-            "env": {**launch.env, **self.tag_env},
+            "env": self._complete(launch.env),
             "argv": [command.target, *command.args],
             "orig_argv": command.argv(),
             "kind": command.kind,

@@ -23,7 +23,7 @@ from phalanx.kit.clock import Clock
 from phalanx.launch.command import PythonCommand
 from phalanx.launch.files import write_file
 from phalanx.launch.identity import EXIT_NAME
-from phalanx.launch.ports import free_port
+from phalanx.launch.ports import HeldPort, own_addresses
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import (
     ExitRecord,
@@ -89,6 +89,8 @@ class Supervisor:
         self._processes, self._loop = processes, processes.loop
         self._node_dir = Path(assignment.node_dir)
         self._outbox = Outbox(self._node_dir / "spool")
+        # No other user can take the port of the next rendezvous before the ranks listen there.
+        self._port = HeldPort(rng)
         self._link = ControlPlaneLink(assignment, self._outbox, clock, self._deliver)
         self._shipper = BulkShipper(self._outbox, clock, assignment.log_limit)
         self._orphans = OrphanReports(assignment, clock)
@@ -117,8 +119,12 @@ class Supervisor:
     def run(self) -> None:
         """Check in, then follow orders until released, drained, or out of contact for too long."""
         self._processes.listen()
-        port, host = free_port(self._rng), socket.gethostname()
-        self._link.put(lambda seq: NodeReadyReport(seq=seq, port=port, pid=os.getpid(), host=host))
+        port, host, addresses = self._port.number, socket.gethostname(), own_addresses()
+        self._link.put(
+            lambda seq: NodeReadyReport(
+                seq=seq, port=port, pid=os.getpid(), host=host, addresses=addresses
+            )
+        )
         self._link.start()
         self._orphans.start()
         self._tick()
@@ -178,7 +184,7 @@ class Supervisor:
         # What this node has seen itself may be newer than what is stored.
         last_step = max(orders.last_step, self._last_step)
         orders = orders.model_copy(update={"last_step": last_step})
-        generation = Generation(self._context, orders)
+        generation = Generation(self._context, orders, self._port)
         self._current = generation
         self._shipper.add(generation)
         self._preparation.run(generation, generation.start)
@@ -248,7 +254,9 @@ class Supervisor:
     ) -> None:
         """Write the end to the exit record first, then queue its report."""
         self._last_ended = max(self._last_ended, number)
-        port = free_port(self._rng)
+        self._port.release()
+        self._port = HeldPort(self._rng)
+        port = self._port.number
 
         def make(seq: int) -> Report:
             report = RanksEndedReport(

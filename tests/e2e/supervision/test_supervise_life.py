@@ -328,6 +328,9 @@ def test_every_generation_has_a_port_of_its_own(tmp_path):
             ports.append(node.ended(generation).port)
         assert len(set(ports)) == len(ports)
         with socket.socket() as probe:
+            with pytest.raises(OSError, match="in use"):  # the supervisor holds it for its ranks
+                probe.bind(("127.0.0.1", ports[-1]))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             probe.bind(("127.0.0.1", ports[-1]))
 
 

@@ -96,8 +96,11 @@ class Gang:
 
     def env(self, rank, port):
         here = self.here()
+        secret = here / "secret"
+        secret.write_text("of this generation")
         return {
             "MASTER_ADDR": "127.0.0.1",
+            "PHALANX_SECRET_FILE": str(secret),
             "MASTER_PORT": str(port),
             "RANK": str(rank),
             "WORLD_SIZE": str(self.world),

@@ -353,12 +353,12 @@ def test_reports_are_told_and_stay_what_they_were(tmp_path, monkeypatch):
 def test_a_gang_meets_and_ends_together():
     from phalanx.train.gang.gathering import RankConnection, RankServer
 
-    table = RankServer(0, 2)
-    port = table._server.getsockname()[1]
+    table = RankServer(("127.0.0.1", 0), 2, b"secret")
+    meeting = "127.0.0.1", table._listener.port
     connections = []
     joining = [
         threading.Thread(
-            target=lambda: connections.append(RankConnection.connect("127.0.0.1", port))
+            target=lambda: connections.append(RankConnection.connect(meeting, b"secret"))
         )
         for _ in range(2)
     ]

@@ -19,6 +19,7 @@ from phalanx.cli.client import embedded
 from phalanx.errors import PermissionDenied
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.units import format_size
+from phalanx.launch import accept_guard
 from phalanx.launch.files import distrusted
 
 _MIN_FREE = 2**30
@@ -52,6 +53,7 @@ def examine(home: Path) -> list[CheckResult]:
         _shm,
         _files,
         _port,
+        _guard,
         _cores,
         _clock,
         _server,
@@ -137,6 +139,19 @@ def _port(home: Path) -> CheckResult:
             "FAIL", "loopback", f"127.0.0.1 does not work: {error}", "check the firewall"
         )
     return CheckResult("ok", "loopback", "127.0.0.1 answers")
+
+
+def _guard(home: Path) -> CheckResult:
+    accept_guard.forget_failure()
+    path, said = accept_guard.library()
+    if path is None:
+        return CheckResult(
+            "warn",
+            "accept guard",
+            f"ranks accept connections of other users: {said}",
+            "install a C compiler; see docs/explanation/security.md",
+        )
+    return CheckResult("ok", "accept guard", "ranks refuse connections of other users")
 
 
 def _cores(home: Path) -> CheckResult:

@@ -92,6 +92,8 @@ class RankFiles:
     error_file: str
     #: the attempt's own copy of the code
     code_dir: str | None = None
+    #: the secret of the generation
+    secret_file: str | None = None
 
 
 def _whole(text: str) -> int:
@@ -181,6 +183,8 @@ class RankContract(Generic[P]):
     control_file: P | None = variable("PHALANX_CONTROL_FILE", None, as_path)
     #: file that receives the exception that ended the rank, as JSON
     error_file: P | None = variable("TORCHELASTIC_ERROR_FILE", None, as_path)
+    #: file with the secret that the ranks of this generation share; absent without the platform
+    secret_file: P | None = variable("PHALANX_SECRET_FILE", None, as_path)
     checkpoint: CheckpointPolicy = CheckpointPolicy()  # when and where to save
     #: layout of the ranks: `ddp`, `fsdp` or sizes such as `fsdp=2,tp=2`; replaces the script's argument
     strategy: str | Mapping[str, int] | None = variable(
@@ -256,6 +260,7 @@ class GangContract:
             control_file=files.control_file,
             error_file=files.error_file,
             code_dir=files.code_dir,
+            secret_file=files.secret_file,
             checkpoint=self.role.checkpoint,
             training=training,
         )

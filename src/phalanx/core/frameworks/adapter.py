@@ -26,8 +26,11 @@ class FrameworkAdapter:
     forkable: bool = False
     #: the supervisor of node rank 0 serves a key-value store at which the ranks meet
     needs_store: bool = False
-    #: ranks need the name of the network interface towards rank 0
-    needs_interface: bool = False
+    #: which listening sockets of ranks refuse strangers, see `launch/accept_guard.c`: `gang`, `all`, or
+    #: empty for none
+    accepts: str = "gang"
+    #: rank 0 listens on the rendezvous port with SO_REUSEPORT, so that its supervisor can hold it
+    shares_port: bool = False
     #: may be used in gangs with several roles
     in_roles: bool = False
     #: `training.strategy` lays out the ranks that the platform starts

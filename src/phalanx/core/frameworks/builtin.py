@@ -40,6 +40,8 @@ class JaxFramework(FrameworkAdapter):
             "OMPI_COMM_WORLD_SIZE": str(rank.world_size),
             "OMPI_COMM_WORLD_RANK": str(rank.rank),
             "OMPI_COMM_WORLD_LOCAL_RANK": str(rank.local_rank),
+            # By default, the coordinator listens on every interface.
+            **({"JAX_COORDINATOR_BIND_ADDRESS": address} if rank.num_nodes == 1 else {}),
         }
 
 
@@ -103,12 +105,14 @@ class RayFramework(FrameworkAdapter):
 for _adapter in (
     FrameworkAdapter(name="torch", forkable=True, in_roles=True),
     JaxFramework(name="jax", in_roles=True, stores_checkpoints=False),
-    TensorFlowFramework(name="tensorflow"),
+    TensorFlowFramework(name="tensorflow", shares_port=True),
     HorovodFramework(
-        name="horovod", forkable=True, in_roles=True, needs_store=True, needs_interface=True
+        name="horovod", forkable=True, in_roles=True, needs_store=True, shares_port=True
     ),
-    MpiFramework(name="mpi", one_rank_per_node=True),
-    RayFramework(name="ray", one_rank_per_node=True, lays_out_ranks=False),
-    FrameworkAdapter(name="none", in_roles=True, rendezvous=False),
+    MpiFramework(name="mpi", one_rank_per_node=True, accepts="all", shares_port=True),
+    RayFramework(
+        name="ray", one_rank_per_node=True, lays_out_ranks=False, accepts="all", shares_port=True
+    ),
+    FrameworkAdapter(name="none", in_roles=True, rendezvous=False, accepts=""),
 ):
     register(_adapter)

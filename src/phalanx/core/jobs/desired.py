@@ -38,6 +38,7 @@ class Desired:
     after: str = ""  # cause that ended the attempt's previous generation; empty: none
     profile: RequestedProfile | None = None  # newest profile request
     masters: tuple[tuple[str, str, int], ...] = ()  # (role, address, port) per role
+    peers: tuple[str, ...] = ()  # addresses of the gang's nodes, where there are several
 
 
 def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
@@ -65,6 +66,7 @@ def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
         master_address=master[1],
         master_port=master[2],
         masters=tuple(_master(attempt, one) for one in parts) if len(parts) > 1 else (),
+        peers=_peers(attempt),
         resume_path=job.progress.checkpoint_path,
         restarts=job.restarts,
         stacks=attempt.stacks,
@@ -76,6 +78,15 @@ def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
 def _master(attempt: Attempt, part: Part) -> tuple[str, str, int]:
     first = part.first_node
     return part.name, attempt.placement.shares[first].address, attempt.nodes[first].port or 0
+
+
+def _peers(attempt: Attempt) -> tuple[str, ...]:
+    """The addresses from which ranks of the gang may connect to one another."""
+    shares = attempt.placement.shares
+    if len(shares) == 1:
+        return ()
+    reported = {one for node in attempt.nodes for one in node.addresses}
+    return tuple(sorted(reported | {share.address for share in shares}))
 
 
 def _ended_by(job: Job, attempt: Attempt) -> str:

@@ -31,11 +31,12 @@ class AttemptPlaced:
 
 @dataclass(frozen=True, slots=True)
 class NodeReady:
-    """A supervisor checked in. `port` is free on its node."""
+    """A supervisor checked in. `port` is free on its node, `addresses` are those of the node."""
 
     attempt: int
     node_rank: int
     port: int
+    addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

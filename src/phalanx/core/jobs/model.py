@@ -63,13 +63,15 @@ class NodeOutcome(StrEnum):
 class NodeStatus:
     """One node rank: `port` is free on it for the next rendezvous; used when its node rank is 0.
 
-    `step` is the last one its ranks completed in the generation that ended.
+    `step` is the last one its ranks completed in the generation that ended. `addresses` are those from
+    which other nodes see its connections.
     """
 
     phase: NodePhase = NodePhase.LAUNCHING
     port: int | None = None
     outcome: NodeOutcome | None = None
     step: int | None = None
+    addresses: tuple[str, ...] = ()
 
 
 @earlier_names(ranks_may_start="opened")

@@ -113,7 +113,7 @@ class SupervisorActor:
             return {"error": "the raylet of this node has ended"}
         import ray
 
-        word, address = secrets.token_hex(8), str(ray.util.get_node_ip_address())
+        word, address = secrets.token_hex(16), str(ray.util.get_node_ip_address())
         told = {
             "word": word,
             "address": _bindable(address),

@@ -15,6 +15,7 @@ from typing import Any
 from phalanx.executors.ray.actor import SupervisorActor
 from phalanx.executors.ray.node_watch import GROUP_PREFIX, NodeWatch, look_at_ray
 from phalanx.kit.text import job_label
+from phalanx.launch.authentication import NotAuthenticated, authenticate
 
 # Ray's NodeDeathInfo: an announced end. The machine was removed, or is about to be.
 _ANNOUNCED = (1, 3, 4)
@@ -87,17 +88,18 @@ class TrackedSupervisor:
         except OSError:
             return "unknown"
         try:
-            if line.recv(64).strip().decode() == shim["word"]:
-                line.setblocking(False)
-                self.line, self.unknown_at = line, None
-                return "here"
-        except (OSError, UnicodeDecodeError):
+            authenticate(line, shim["word"].encode(), within_s=1.0)
+        except NotAuthenticated:
+            # Another program has the port now: the shim is gone.
+            line.close()
+            self.refused_at = time.monotonic()
+            return "gone"
+        except OSError:
             line.close()
             return "unknown"
-        # Another program has the port now: the shim is gone.
-        line.close()
-        self.refused_at = time.monotonic()
-        return "gone"
+        line.setblocking(False)
+        self.line, self.unknown_at = line, None
+        return "here"
 
     def disconnect(self) -> None:
         """Close the connection to the shim."""

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from phalanx.errors import UserError
 from phalanx.kit.text import job_label
 from phalanx.launch.archives import unpack_archive
+from phalanx.launch.files import private_folder, read_own_file
 from phalanx.launch.identity import is_held
 
 NUM_ARCHIVES = 16
@@ -77,6 +78,11 @@ class NodeFiles:
 
         Without a source the folder is empty. Raises CodeUnavailable.
         """
+        try:
+            private_folder(self.root)
+        except OSError as error:
+            hint = "set another `root` in the pool file"
+            raise CodeUnavailable(f"the node's folder is not safe: {error}: {hint}") from error
         partial = target.with_name("code.tmp")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700, parents=True)
@@ -85,7 +91,7 @@ class NodeFiles:
             archive = self.root / "code" / f"{source.digest}.tar"
             archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _locked(archive.with_suffix(".lock")):
-                cached = archive.is_file()
+                cached = is_intact(archive, source.digest)
                 if not cached:
                     fetch(source, archive)
                 os.utime(archive)
@@ -96,6 +102,16 @@ class NodeFiles:
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
         return cached
+
+
+def is_intact(archive: Path, digest: str) -> bool:
+    """Whether an archive is there, of this user, and has the content that its name says."""
+    try:
+        descriptor = read_own_file(archive)
+    except OSError:
+        return False
+    with open(descriptor, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == digest
 
 
 def _used_at(path: Path) -> float:

@@ -21,6 +21,7 @@ import sys
 from typing import Any
 
 from phalanx.launch import linux
+from phalanx.launch.authentication import AuthenticatedListener
 from phalanx.launch.cgroup import ControlGroup
 from phalanx.launch.reaper import spawn
 
@@ -34,8 +35,9 @@ class SupervisorShim:
     def __init__(self, told: dict[str, Any]) -> None:
         self._word: str = told["word"]
         self._raylet = (int(told["raylet_pid"]), int(told["raylet_ticks"]))
-        self._server = socket.create_server((told["address"], 0), backlog=16)
-        self._server.setblocking(False)
+        server = socket.create_server((told["address"], 0), backlog=128)
+        secret = self._word.encode()
+        self._listener = AuthenticatedListener(server, lambda _name: secret)
         self._guests: list[socket.socket] = []
         self._pid = self._start(told)
 
@@ -52,17 +54,16 @@ class SupervisorShim:
     @property
     def port(self) -> int:
         """The port on which the shim listens."""
-        return int(self._server.getsockname()[1])
+        return self._listener.port
 
     def serve(self, wakeup: int) -> None:
         """Serve until the supervisor has ended, or has to be ended with its actor or raylet."""
         with selectors.DefaultSelector() as selector:
-            for one in (0, wakeup, self._server):
+            for one in (0, wakeup, self._listener.fileno()):
                 selector.register(one, selectors.EVENT_READ)
             while not self._is_over():
                 ready = {key.fd for key, _ in selector.select(LOOK_S)}
-                if self._server.fileno() in ready:
-                    self._greet()
+                self._greet()
                 if wakeup in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wakeup, 4096)
@@ -83,11 +84,12 @@ class SupervisorShim:
                 self._pid = 0
 
     def _greet(self) -> None:
-        """Send the word and keep the connection open: it closes when this process ends."""
+        """Keep the connections of control planes open: they close when this process ends.
+
+        Both sides prove that they know the word; others can neither learn it nor take a place.
+        """
         with contextlib.suppress(OSError):
-            guest, _ = self._server.accept()
-            guest.settimeout(1.0)
-            guest.sendall(f"{self._word}\n".encode())
+            guest = self._listener.accept(0).line
             self._guests = [*self._guests[-31:], guest]
 
 

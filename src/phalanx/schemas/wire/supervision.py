@@ -39,6 +39,7 @@ class NodeReadyReport(NumberedReport):
 
     kind: Literal["node_ready"] = "node_ready"
     port: int
+    addresses: list[str] = Field(default_factory=list)
     pid: int
     host: str
 
@@ -347,6 +348,7 @@ class Orders(Message):
     after: str = ""
     profile: ProfileOrder | None = None
     masters: list[RoleMaster] = Field(default_factory=list)
+    peers: list[str] = Field(default_factory=list)
 
     @classmethod
     def from_core(cls, orders: Desired, now: int, last_step: int = 0) -> Orders:

@@ -84,7 +84,9 @@ def ended_event(
 
 
 def _node_ready(inbox: Inbox, report: wire.NodeReadyReport) -> None:
-    inbox.events.append(e.NodeReady(inbox.attempt, inbox.node_rank, report.port))
+    inbox.events.append(
+        e.NodeReady(inbox.attempt, inbox.node_rank, report.port, tuple(report.addresses[:64]))
+    )
     inbox.row |= {"host": report.host, "pid": report.pid}
 
 

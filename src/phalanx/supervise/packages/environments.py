@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.launch import linux
-from phalanx.launch.files import try_lock, write_file
+from phalanx.launch.files import private_folder, read_own_file, try_lock, write_file
 
 RECORD = "phalanx.json"
 IN_USE = "phalanx.in-use"
@@ -49,6 +49,7 @@ class EnvironmentStore:
         folder = self.target(digest)
         if folder is None:
             return None
+        self._check(folder)
         descriptor = _lock(folder / IN_USE, fcntl.LOCK_SH)
         if descriptor is None:
             return None
@@ -63,7 +64,7 @@ class EnvironmentStore:
     @contextlib.contextmanager
     def building(self, digest: str, waiting: Callable[[], None]) -> Iterator[None]:
         """Hold the lock for building it; `waiting` is called when another process holds it."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self.root)
         path = self._lock_file(digest)
         descriptor = _lock(path, fcntl.LOCK_EX)
         if descriptor is None:
@@ -107,6 +108,13 @@ class EnvironmentStore:
         return removed
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _check(self, folder: Path) -> None:
+        """Raise OSError where another user may have put the environment there: its programs would run."""
+        private_folder(self.root)
+        os.close(read_own_file(folder / RECORD))
+        if folder.parent != self.root or folder.is_symlink():
+            raise PermissionError(1, "the environment lies elsewhere", str(folder))
 
     def _lock_file(self, digest: str) -> Path:
         return self.root / f"{digest}.lock"

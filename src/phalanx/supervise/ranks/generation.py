@@ -19,7 +19,7 @@ from phalanx.kit.clock import Clock
 from phalanx.launch import linux
 from phalanx.launch.cgroup import oom_kills
 from phalanx.launch.command import PythonCommand
-from phalanx.launch.ports import interface_towards
+from phalanx.launch.ports import HeldPort
 from phalanx.schemas.frameworks import framework
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import (
@@ -40,6 +40,7 @@ from phalanx.supervise.ranks.checkpoint_folder import (
 from phalanx.supervise.ranks.grace_period import GracePeriod
 from phalanx.supervise.ranks.ledger_watermarks import WatermarkFile
 from phalanx.supervise.ranks.line_metrics import RecordsFromOutput
+from phalanx.supervise.ranks.network import GangNetwork, network_is_shared
 from phalanx.supervise.ranks.rank import LocalRank, Stream
 from phalanx.supervise.ranks.records import GenerationRecords, MetricTail, Put, SideRecords
 from phalanx.supervise.ranks.stall_monitor import StallMonitor
@@ -72,9 +73,11 @@ class Generation:
     Reading order: `start`, `rank_exited`, `_conclude` (the first failure ends all), `_check_over`.
     """
 
-    def __init__(self, context: GenerationContext, orders: Orders) -> None:
+    def __init__(self, context: GenerationContext, orders: Orders, port: HeldPort) -> None:
+        """`port` is held for the rendezvous of ranks on this node."""
         self._context = context
         self._orders = orders
+        self._port = port
         self.number = orders.generation
         self.leads = context.assignment.leads
         self.folder = Path(context.assignment.node_dir) / f"g{self.number:03d}"
@@ -131,15 +134,19 @@ class Generation:
         if self.ending or self._finished:
             return
         self._line_metrics.begin(self._checkpoint_folder.restored_step, self._orders.last_step)
+        context = self._context
+        if not network_is_shared(context.assignment, context.command, context.processes.guard):
+            self._port.release()
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             self.records.watermarks.begin()
-            launches = [(rank, self._launch(rank)) for rank in self.ranks]
-            self._start_rendezvous()
+            network = GangNetwork(context.assignment, self._orders, self.folder)
+            network.write_secret()
+            launches = [(rank, self._launch(rank, network)) for rank in self.ranks]
+            network.start_rendezvous(context.processes)
         except OSError as error:
             self.fail(f"the node cannot start ranks: {error}", Cause.START_FAILED)
             return
-        context = self._context
         for rank, launch in launches:
             if context.command is not None:
                 context.processes.start_python(context.command, launch, rank)
@@ -147,21 +154,22 @@ class Generation:
                 workdir = context.assignment.workdir
                 context.processes.start_command(context.assignment.command, launch, rank, workdir)
 
-    def _launch(self, rank: LocalRank) -> LaunchRequest:
+    def _launch(self, rank: LocalRank, network: GangNetwork) -> LaunchRequest:
         assignment = self._context.assignment
         files = RankFiles(
             report_file=str(rank.report_file),
             control_file=str(self.folder / "control"),
             error_file=str(rank.error_file),
             code_dir=assignment.workdir,
+            secret_file=str(network.secret_file),
         )
-        gang, orders, adapter = assignment.gang, self._orders, self._framework
+        gang, orders, adapter = assignment.gang, network.orders, self._framework
         local = rank.rank - assignment.first_rank
         contract = gang.rank(orders, assignment.node_in_role, local, files)
         node = NodeSetting(
-            env={"PYTHONUNBUFFERED": "1", **assignment.env},
+            env={"PYTHONUNBUFFERED": "1", **network.variables(), **assignment.env},
             cpus=assignment.cpus,
-            interface=interface_towards(orders.master_address) if adapter.needs_interface else None,
+            interface=network.interface,
             place=assignment.role,
         )
         env = rank_environment(adapter, gang, orders, contract, node)
@@ -169,15 +177,6 @@ class Generation:
         self._context.processes.keep_output(rank.output_descriptors)
         self._line_metrics.attach(rank)
         return launch
-
-    def _start_rendezvous(self) -> None:
-        """Start the key-value store at which ranks of some frameworks meet. Raises OSError."""
-        assignment = self._context.assignment
-        if self._framework.needs_store and assignment.node_in_role == 0:
-            # Only now: most jobs need no HTTP server.
-            from phalanx.supervise.ranks import rendezvous
-
-            rendezvous.start(self._context.processes, self._orders.master_port, assignment.node_dir)
 
     @property
     def streams(self) -> list[Stream]:

@@ -11,9 +11,11 @@ import re
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from phalanx.launch.authentication import listen_on
 from phalanx.supervise.processes import LaunchRequest, ProcessObserver, ProcessTree
 
 _PATH = re.compile(r"/([^/]+)/([^/]+)")
@@ -52,12 +54,17 @@ class KeyValueStore:
                 self._left.pop(scope)
 
 
-def start(processes: ProcessTree, port: int, folder: str) -> None:
-    """Start the store in a process of its own that listens on `port`. Raises OSError."""
-    listening = socket.create_server(("", port), backlog=1024)
+def start(
+    processes: ProcessTree, address: tuple[str, int], folder: str, guarded: Mapping[str, str]
+) -> None:
+    """Start the store in a process of its own that listens at `address`. Raises OSError.
+
+    Horovod's ranks cannot authenticate: `guarded` has the variables that keep strangers out.
+    """
+    listening = listen_on(*address)
     log = Path(folder, "rendezvous.log")
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    launch = LaunchRequest({}, folder, (listening.detach(), output, output))
+    launch = LaunchRequest(guarded, folder, (listening.detach(), output, output))
     command = [sys.executable, "-P", "-m", _MODULE]
     # Nothing follows from its end: without it the ranks fail by themselves, with their own message.
     processes.start_command(command, launch, ProcessObserver(), folder)

@@ -6,7 +6,7 @@ number of samples and metrics. Nothing else crosses.
 
 from __future__ import annotations
 
-from phalanx.train.federated.coordinator import Coordinator
+from phalanx.train.federated.coordinator import Coordinator, site_token
 from phalanx.train.federated.site import Site
 
-__all__ = ["Coordinator", "Site"]
+__all__ = ["Coordinator", "Site", "site_token"]

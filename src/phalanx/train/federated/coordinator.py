@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import math
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from phalanx.core.contract.records import (
 from phalanx.core.training.federation import Federation, Phase, Rules
 from phalanx.errors import CheckpointCorrupt, Problem, SpecInvalid, TrainingError
 from phalanx.kit.clock import Clock, SystemClock
+from phalanx.launch.authentication import AuthenticatedListener, AuthenticatedPeer, derive
 from phalanx.train.federated.folder import FederationFolder, Tensors, load_weights
 from phalanx.train.gang import context
 from phalanx.train.gang.report import report_to
@@ -35,8 +36,9 @@ _LOOK_S = 0.05
 _TALK_S = 600.0
 # Sites ask twice a second: one that has not for so long does not come for the final weights.
 _LINGER_S = 15.0
-# Conversations at once; further ones are closed, and the site asks again.
+# Conversations at once, of all sites and of one; further ones are closed, and the site asks again.
 _MOST_TALKS = 256
+_TALKS_OF_SITE = 4
 _MOST_SAMPLES = 1 << 53
 # Names, metrics and the space between tensors, beside what the weights themselves need.
 _AROUND_BYTES = 64 << 20
@@ -48,7 +50,8 @@ class Coordinator:
     `directory` is where it keeps what it needs to go on after a kill; under a launcher the job's checkpoint
     directory serves. A round begins with at least `min_sites` sites and counts when as many have answered
     within `round_s` seconds. `server_lr` and `server_momentum` are of the step from one model to the next:
-    1 and 0 are FedAvg. Every site shows `token`.
+    1 and 0 are FedAvg. `token` is the coordinator's own secret: each site proves that it has the token
+    that `site_token` derives from it for the site's name, so no site can claim the name of another.
     """
 
     def __init__(  # noqa: PLR0913 - one keyword for each wish
@@ -87,6 +90,7 @@ class Coordinator:
         except ValueError as error:
             raise SpecInvalid([Problem("Coordinator", str(error))]) from None
         self.model, self._token = model, token
+        self._talking: Counter[str] = Counter()
         kept = model.state_dict().values()
         self._most_bytes = _AROUND_BYTES + 2 * sum(one.numel() * one.element_size() for one in kept)
         self._on_round, self._clock = on_round, clock or SystemClock()
@@ -96,7 +100,6 @@ class Coordinator:
         self._federation = Federation(rules)
         self._answers: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
-        self._talks = threading.Semaphore(_MOST_TALKS)
         self._seen_s: dict[str, float] = {}
         self._told: set[str] = set()
         self._report = report_to(info.report_file, self._clock.now)
@@ -135,16 +138,16 @@ class Coordinator:
 
         `ready` gets the port. Raises OSError when the address cannot be had.
         """
-        with socket.create_server((host, port), backlog=128) as room:
-            room.settimeout(_LOOK_S)
+        server = socket.create_server((host, port), backlog=1024)
+        with AuthenticatedListener(server, self._secret_of) as listener:
             self._report.write(PhaseRecord("ready"))
-            ready(int(room.getsockname()[1]))
+            ready(listener.port)
             while not self._over():
                 self._look()
                 with contextlib.suppress(TimeoutError):
-                    peer, _ = room.accept()
-                    if not self._talks.acquire(blocking=False):
-                        peer.close()
+                    peer = listener.accept(_LOOK_S)
+                    if not self._admit(peer.name):
+                        peer.line.close()
                         continue
                     threading.Thread(target=self._talk, args=(peer,), daemon=True).start()
         self._report.write(DoneRecord(self._federation.closed))
@@ -199,35 +202,41 @@ class Coordinator:
 
     # -- one site --------------------------------------------------------------------------------
 
-    def _talk(self, peer: socket.socket) -> None:
-        """Handle one request. A site that disconnects repeats it."""
-        with peer, self._counted(), contextlib.suppress(OSError, TrainingError):
-            peer.settimeout(wire.TOKEN_S)
-            token = wire.receive(peer, wire.SMALL_BYTES)
-            if not isinstance(token, str) or not hmac.compare_digest(
-                token.encode(), self._token.encode()
-            ):
-                wire.refuse(peer, "the token is wrong")
-                return
-            peer.settimeout(_TALK_S)
+    def _secret_of(self, site: str) -> bytes | None:
+        return site_token(self._token, site).encode() if site else None
+
+    def _admit(self, site: str) -> bool:
+        """Count a conversation, of which a site may have a few and all sites together many."""
+        with self._lock:
+            if self._talking[site] >= _TALKS_OF_SITE or self._talking.total() >= _MOST_TALKS:
+                return False
+            self._talking[site] += 1
+            return True
+
+    def _talk(self, peer: AuthenticatedPeer) -> None:
+        """Handle one request of a site, which has proven its name. A site that disconnects repeats it."""
+        line = peer.line
+        with line, self._counted(peer.name), contextlib.suppress(OSError, TrainingError):
+            line.settimeout(_TALK_S)
             try:
-                message = wire.receive(peer, self._most_bytes)
+                message = wire.receive(line, self._most_bytes)
             except (wire.MessageTooLarge, CheckpointCorrupt) as error:
-                wire.refuse(peer, str(error))
+                wire.refuse(line, str(error))
                 return
-            wire.send(peer, self.answer(message))
+            wire.send(line, self.answer(peer.name, message))
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, site: str) -> Iterator[None]:
         try:
             yield
         finally:
-            self._talks.release()
+            with self._lock:
+                self._talking[site] -= 1
+                self._talking += Counter()  # drops sites without conversations
 
-    def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, site: str, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one message of a site."""
         try:
-            site = str(message["site"])
             if message["do"] == "work":
                 return self._work(site)
             if message["do"] == "submit":
@@ -268,6 +277,11 @@ class Coordinator:
             self._answers[site] = answer
             self._federation.answer(site)
         return {"taken": True}
+
+
+def site_token(token: str, name: str) -> str:
+    """Return the token of the site with this name, from the coordinator's own token."""
+    return derive(token.encode(), "federation", "site", name)
 
 
 def unusable(answer: Mapping[str, Any], like: Tensors) -> str:

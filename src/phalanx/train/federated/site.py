@@ -13,6 +13,7 @@ from torch import nn
 
 from phalanx.errors import TrainingError
 from phalanx.kit.clock import backoff_s
+from phalanx.launch.authentication import NotAuthenticated, authenticate
 from phalanx.train.federated.folder import load_weights
 from phalanx.train.numerics.local_sgd import wire
 
@@ -29,7 +30,8 @@ class Site:
             site.submit(count=len(data), loss=mean_loss)
 
     With `prox` above 0, `proximal` is FedProx's term, else 0. A coordinator that does not answer is asked
-    again for `patience_s` seconds.
+    again for `patience_s` seconds. `token` is the site's own: `federated.site_token` makes it from that
+    of the coordinator.
     """
 
     def __init__(
@@ -110,6 +112,11 @@ class Site:
         while True:
             try:
                 answer = self._ask_once(message)
+            except NotAuthenticated as error:
+                raise TrainingError(
+                    f"the coordinator refused: the token is not that of site {self._name}",
+                    "federated.site_token(token, name) makes it from the coordinator's token",
+                ) from error
             except OSError as error:
                 failures += 1
                 if time.monotonic() - began > self._patience_s:
@@ -125,8 +132,8 @@ class Site:
 
     def _ask_once(self, message: Mapping[str, Any]) -> dict[str, Any]:
         with socket.create_connection(self._address, timeout=_TALK_S) as peer:
-            wire.send(peer, self._token)
-            wire.send(peer, {"site": self._name, **message})
+            authenticate(peer, self._token.encode(), self._name)
+            wire.send(peer, message)
             found = wire.receive(peer)
             assert isinstance(found, dict)
             return found

@@ -11,11 +11,14 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from phalanx.errors import TrainingError
+from phalanx.launch import accept_guard
+from phalanx.launch.accept_guard import PORTS_VARIABLE
 from phalanx.launch.command import ready
-from phalanx.launch.ports import free_port
-from phalanx.train.gang.gathering import RankConnection, accept_ranks
+from phalanx.launch.ports import HeldPort
+from phalanx.train.gang.gathering import RankConnection, accept_ranks, secret_from
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,8 +46,11 @@ def variables(
     env: Mapping[str, str], workers: Sequence[str], slots_per_rank: int
 ) -> dict[str, str]:
     """Return TensorFlow's variables; `workers` are `host:port` in rank order."""
-    task = {"type": "worker", "index": int(env["RANK"])}
+    task: dict[str, Any] = {"type": "worker", "index": int(env["RANK"])}
     found = {"TF_CONFIG": json.dumps({"cluster": {"worker": list(workers)}, "task": task})}
+    if ports := env.get(PORTS_VARIABLE):
+        # TensorFlow's server accepts every connection: the accept guard has to know its port.
+        found[PORTS_VARIABLE] = f"{ports},{workers[task['index']].rpartition(':')[2]}"
     if int(env["LOCAL_WORLD_SIZE"]) > 1:
         # TensorFlow takes every device it sees; those of the node's other workers are not its own.
         seen = env.get("CUDA_VISIBLE_DEVICES")
@@ -57,10 +63,15 @@ def variables(
 def _workers(env: Mapping[str, str]) -> list[str]:
     """Exchange the addresses of all workers. Raises TrainingError, OSError."""
     rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
-    address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
-    own = free_port()
+    address, secret = env["MASTER_ADDR"], secret_from(env)
+    meeting = address, int(env["MASTER_PORT"])
+    held = HeldPort()
+    own = held.number
+    if not accept_guard.is_loaded(env):
+        held.release()  # without the guard, TensorFlow's server does not share its port
+    held.keep_for_program()
     if rank == 0:
-        others = accept_ranks(port, world - 1)
+        others = accept_ranks(meeting, world - 1, secret)
         rows = {0: f"{address}:{own}"}
         rows |= {
             each: f"{message['from']}:{message['port']}" for each, (message, _) in others.items()
@@ -69,7 +80,7 @@ def _workers(env: Mapping[str, str]) -> list[str]:
         for _, connection in others.values():
             connection.send({"workers": workers})
         return workers
-    connection = RankConnection.connect(address, port)
+    connection = RankConnection.connect(meeting, secret)
     connection.send({"rank": rank, "port": own})
     message = connection.receive()
     if message is None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from phalanx.launch.authentication import listen_on
 from phalanx.train.gang import preflight
 from phalanx.train.gang.context import RankInfo
 
@@ -165,8 +166,11 @@ class Connection:
             if info.rank != 0:
                 await_host(*info.master)
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            # torch's own listener is on every interface.
+            listening = listen_on(*info.master).detach() if info.rank == 0 else None
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 *info.master,
+                master_listen_fd=listening,
                 world_size=info.world_size,
                 is_master=info.rank == 0,
                 timeout=START_TIMEOUT,

@@ -26,6 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx.core.gang.preflight import RankFacts, problems, summary
 from phalanx.errors import PreflightFailed
+from phalanx.launch.authentication import listen_on
 from phalanx.train.gang.context import RankInfo
 
 CONNECT_S = 10.0
@@ -120,17 +121,14 @@ def _listening(info: RankInfo) -> Iterator[tuple[str, int]]:
     if info.one_node or info.local_rank != 0:
         yield "", 0
         return
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    with socket.create_server(
-        ("", 0), family=family, backlog=MAX_PEERS * 2, dualstack_ipv6=both
-    ) as server:
+    own = own_address(info)
+    with listen_on(own, backlog=MAX_PEERS * 2) as server:
         done = threading.Event()
         server.settimeout(0.2)
         thread = threading.Thread(target=_answer, args=(server, done), daemon=True)
         thread.start()
         try:
-            yield own_address(info), int(server.getsockname()[1])
+            yield own, int(server.getsockname()[1])
         finally:
             done.set()
             thread.join()

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 import phalanx.train as pt
 from phalanx.core.gang import networks
+from phalanx.launch.authentication import listen_on
 from phalanx.train.gang import context
 from phalanx.train.run import Run
 
@@ -81,9 +82,11 @@ def link_bytes_per_s(run: Run) -> float:
     0 where they cannot reach one another, or not within `_CONNECT_S`.
     """
     last = run.world_size - 1
-    server = socket.create_server(("", 0)) if run.rank == 0 else None
+    info = context.read()
+    address = info.master[0]
+    server = listen_on(address) if run.rank == 0 else None
     port = server.getsockname()[1] if server is not None else 0
-    where = (context.read().master[0], int(run.all_reduce_sum(float(port))[0]))
+    where = (address, int(run.all_reduce_sum(float(port))[0]))
     rate = 0.0
     # A rank that cannot connect must still come to the sum that the others wait in.
     with contextlib.suppress(OSError):

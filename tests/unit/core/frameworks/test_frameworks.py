@@ -68,7 +68,8 @@ def test_what_is_special_of_each():
         return {name for name, one in REGISTRY.items() if getattr(one, flag)}
 
     assert having("forkable") == {"torch", "horovod"}
-    assert having("needs_store") == having("needs_interface") == {"horovod"}
+    assert having("needs_store") == {"horovod"}
+    assert {name for name, one in REGISTRY.items() if not one.accepts} == {"none"}
     assert having("in_roles") == {"torch", "jax", "horovod", "none"}
     assert set(REGISTRY) - having("rendezvous") == {"none"}
     assert set(REGISTRY) - having("lays_out_ranks") == {"ray"}

@@ -120,7 +120,10 @@ def _next_generation(job: Job) -> Job:
     attempt = replace(
         attempt,
         generation=attempt.generation + 1,
-        nodes=tuple(NodeStatus(NodePhase.READY, node.port) for node in attempt.nodes),
+        nodes=tuple(
+            NodeStatus(NodePhase.READY, node.port, addresses=node.addresses)
+            for node in attempt.nodes
+        ),
         ranks_may_start=True,
         failures=(),
         stacks=0,

@@ -57,7 +57,9 @@ def node_ready(job: Job, event: e.NodeReady, now: int) -> Decision:
     attempt = live(job)
     if attempt.nodes[event.node_rank].phase is not NodePhase.LAUNCHING:
         return Decision(job, ignored="the node has checked in before")
-    attempt = attempt.with_node(event.node_rank, phase=NodePhase.READY, port=event.port)
+    attempt = attempt.with_node(
+        event.node_rank, phase=NodePhase.READY, port=event.port, addresses=event.addresses
+    )
     if attempt.all_in(NodePhase.READY) and job.state is not JobState.STOPPING:
         attempt = replace(attempt, ranks_may_start=True)
     return Decision(replace(job, attempt=attempt))

@@ -19,10 +19,11 @@ from types import FrameType
 from typing import Any
 
 from phalanx.errors import TrainingError
+from phalanx.launch.authentication import AuthenticatedPeer
 from phalanx.launch.files import scratch
 from phalanx.launch.ports import free_port
 from phalanx.train.frameworks.mpi.rank import FOLDER_VARIABLE, PID_STEM, TMPDIR_VARIABLE
-from phalanx.train.gang.gathering import RankConnection, accept_ranks
+from phalanx.train.gang.gathering import RankConnection, accept_ranks, secret_from
 
 _NODE = "phalanx-node-"
 _CALL = "--call-node"
@@ -80,7 +81,7 @@ class MpirunNode:
 
     def __init__(self, env: dict[str, str], folder: Path, slots: int) -> None:
         self._env, self._folder, self._slots = env, folder, slots
-        self._num_nodes = int(env["WORLD_SIZE"])
+        self._num_nodes, self._secret = int(env["WORLD_SIZE"]), secret_from(env)
         self._lost = threading.Event()
         self._answers: dict[int, list[RankConnection]] = {}
         self._lines: dict[int, RankConnection] = {}
@@ -88,10 +89,12 @@ class MpirunNode:
 
     def run(self, words: Sequence[str]) -> int:
         """Run the command to its end. Raises TrainingError, OSError."""
-        port = int(self._env["MASTER_PORT"])
+        meeting = self._env["MASTER_ADDR"], int(self._env["MASTER_PORT"])
         self._lines = {
             rank: connection
-            for rank, (_, connection) in accept_ranks(port, self._num_nodes - 1).items()
+            for rank, (_, connection) in accept_ranks(
+                meeting, self._num_nodes - 1, self._secret
+            ).items()
         }
         for rank, connection in self._lines.items():
             threading.Thread(target=self._listen, args=(rank, connection), daemon=True).start()
@@ -149,9 +152,8 @@ class MpirunNode:
         def accept() -> None:
             while True:
                 line, _ = server.accept()
-                threading.Thread(
-                    target=self._pass_on, args=(RankConnection(line),), daemon=True
-                ).start()
+                agent = _on_this_node(line, self._secret, "server")
+                threading.Thread(target=self._pass_on, args=(agent,), daemon=True).start()
 
         threading.Thread(target=accept, daemon=True).start()
         script = self._folder / "agent"
@@ -188,10 +190,16 @@ def call_node(argv: Sequence[str]) -> int:
     path, node, *command = argv
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.connect(path)
-    connection = RankConnection(line)
+    secret = secret_from(os.environ)  # noqa: TID251 - a program's entry point
+    connection = _on_this_node(line, secret, "client")
     connection.send({"node": node, "command": " ".join(command)})
     message = connection.receive()
     return 255 if message is None else int(message["code"])
+
+
+def _on_this_node(line: socket.socket, secret: bytes, side: str) -> RankConnection:
+    """Return a connection over a Unix socket in a folder that no other user can enter."""
+    return RankConnection(AuthenticatedPeer(line, secret, "", ""), side)
 
 
 def stop_processes(folder: Path) -> None:
@@ -204,7 +212,8 @@ def stop_processes(folder: Path) -> None:
 def _serve(env: dict[str, str], folder: Path) -> int:
     """Serve another node: start the requested daemons until the job is over."""
     signal.signal(signal.SIGTERM, lambda *_: stop_processes(folder))
-    connection = RankConnection.connect(env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+    meeting = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+    connection = RankConnection.connect(meeting, secret_from(env))
     connection.send({"rank": int(env["RANK"])})
     while True:
         message: dict[str, Any] | None = connection.receive()

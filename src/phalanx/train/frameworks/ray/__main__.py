@@ -21,10 +21,15 @@ from typing import Any
 from phalanx.core.contract.records import MetricRecord, StepRecord
 from phalanx.errors import TrainingError
 from phalanx.kit.clock import SystemClock
+from phalanx.launch.authentication import derive
 from phalanx.launch.files import scratch
 from phalanx.launch.ports import free_port
 from phalanx.train.frameworks.ray.hooks import SOCKET_VARIABLE, STORE_VARIABLE
-from phalanx.train.gang.gathering import RankConnection, RankServer
+from phalanx.train.gang.gathering import (
+    RankConnection,
+    RankServer,
+    secret_from,
+)
 from phalanx.train.gang.report import Report, ReportFile
 
 _STORE_BYTES = 200 << 20
@@ -32,7 +37,14 @@ _UP_S = 120.0
 Take = Callable[[dict[str, Any]], None]
 _HOOK = "phalanx.train.frameworks.ray.hooks.install"
 # What the script's cluster must not inherit from one around it.
-_OUTER = ("RAY_ADDRESS", "RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_NODE_ID", "RAY_CLIENT_MODE")
+_OUTER = (
+    "RAY_ADDRESS",
+    "RAY_JOB_ID",
+    "RAY_RAYLET_PID",
+    "RAY_NODE_ID",
+    "RAY_CLIENT_MODE",
+    "RAY_AUTH_TOKEN",
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,9 +71,7 @@ def _run(options: argparse.Namespace, env: dict[str, str], folder: Path) -> int:
         SOCKET_VARIABLE: str(folder / "reports"),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TRAIN_V2_ENABLED": env.get("RAY_TRAIN_V2_ENABLED", "1"),
-        # Ray's daemons ask for a token by default where the user's ~/.ray holds one, and this process
-        # sends none. What the job's env says is in this process's environment as well.
-        "RAY_AUTH_MODE": env.get("RAY_AUTH_MODE", "disabled"),
+        **authentication(env, folder),
     }
     # A machine's share of CPUs is Ray's business here, per task; not the launcher's, per rank.
     env.pop("OMP_NUM_THREADS", None)
@@ -70,8 +80,22 @@ def _run(options: argparse.Namespace, env: dict[str, str], folder: Path) -> int:
     if int(env["RANK"]) == 0:
         take = written_to(report)
         listen(folder / "reports", take)
-        return _lead(options, env, folder, RankServer(meeting[1], num_nodes - 1), take)
+        table = RankServer(meeting, num_nodes - 1, secret_from(env))
+        return _lead(options, env, folder, table, take)
     return _follow(options, env, folder, meeting)
+
+
+def authentication(env: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return the variables that make every process of the cluster ask for, and send, a token.
+
+    All nodes derive the same token from the secret of their generation. Raises TrainingError.
+    """
+    path = folder / "token"
+    token = derive(secret_from(env), "ray")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(token)
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
 
 
 def _lead(
@@ -83,6 +107,10 @@ def _lead(
     address = f"{own}:{port}"
     _await_up(head, "the head of the cluster is", lambda: _answers(own, port))
     table.gather({"head": address})
+    # This process is a client of the cluster, too; Ray reads the token from its environment.
+    process = os.environ  # noqa: TID251 - a program's entry point
+    process.pop("RAY_AUTH_TOKEN", None)
+    process.update({name: env[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")})
     client = importlib.import_module("ray._raylet").GcsClient(address=address)
     _await_up(head, f"{num_nodes} raylets are", lambda: _num_alive(client) >= num_nodes)
     lost = threading.Event()
@@ -97,7 +125,7 @@ def _lead(
 def _follow(
     options: argparse.Namespace, env: dict[str, str], folder: Path, meeting: tuple[str, int]
 ) -> int:
-    connection = RankConnection.connect(*meeting)
+    connection = RankConnection.connect(meeting, secret_from(env))
     # Progress is read from rank 0's report file, wherever Ray puts the worker that reports.
     listen(folder / "reports", connection.send)
     message = connection.receive()

@@ -8,7 +8,6 @@ checkpoints hold the server's state, and the workers load it from there.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ import torch
 
 from phalanx.core.training.staleness import Clocks, SharedRequests
 from phalanx.errors import TrainingError
+from phalanx.launch.authentication import AuthenticatedListener
 from phalanx.train.numerics.local_sgd import wire
 from phalanx.train.numerics.local_sgd.outer_step import Named, outer_step
 from phalanx.train.settings import SyncSettings
@@ -164,36 +164,24 @@ class ParameterServer:
         return len(self._left) == self._num
 
 
-def listen() -> socket.socket:
-    """Listen on every interface, at a free port."""
-    listener = socket.create_server(("", 0), backlog=256)
-    listener.settimeout(_ACCEPT_S)
-    return listener
-
-
 def serve(
-    listener: socket.socket, server: ParameterServer, token: str, poll: Callable[[], None]
+    listener: AuthenticatedListener, server: ParameterServer, poll: Callable[[], None]
 ) -> None:
     """Answer until all workers have left; calls `poll` at least every 50 ms."""
     with listener:
         while not server.all_left:
             poll()
             try:
-                peer, _ = listener.accept()
+                peer = listener.accept(_ACCEPT_S).line
             except TimeoutError:
                 continue
-            threading.Thread(target=_talk, args=(peer, server, token), daemon=True).start()
+            threading.Thread(target=_talk, args=(peer, server), daemon=True).start()
 
 
-def _talk(peer: socket.socket, server: ParameterServer, token: str) -> None:
-    """Serve one worker's connection: the token first, then messages and answers."""
+def _talk(peer: socket.socket, server: ParameterServer) -> None:
+    """Serve the connection of one worker, which has proven that it belongs to the gang."""
     # A worker that disconnects without `bye` has failed: the supervisor ends its generation.
     with peer, contextlib.suppress(OSError, TrainingError):
-        peer.settimeout(wire.TOKEN_S)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        first = wire.receive(peer, wire.SMALL_BYTES)
-        if not isinstance(first, str) or not hmac.compare_digest(first.encode(), token.encode()):
-            return
-        peer.settimeout(None)
         while True:
             wire.send(peer, server.answer(wire.receive(peer)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
@@ -18,11 +17,12 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from phalanx.core.contract.records import DoneRecord, PhaseRecord, StoppedRecord
 from phalanx.core.training import control
 from phalanx.errors import Problem, SpecInvalid
+from phalanx.launch.authentication import AuthenticatedListener, listen_on, read_secret
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import START_TIMEOUT, await_host
 from phalanx.train.gang.preflight import own_address
 from phalanx.train.gang.report import Report
-from phalanx.train.numerics.local_sgd.server import ParameterServer, listen, serve
+from phalanx.train.numerics.local_sgd.server import ParameterServer, serve
 from phalanx.train.numerics.local_sgd.worker import Address, ServerConnections
 from phalanx.train.settings import SyncSettings
 
@@ -62,8 +62,9 @@ def run_server(
     """Serve until all workers have left, then raise SystemExit."""
     num_workers = info.world_size - num_servers(sync)
     store = _store(info)
-    listener, token = listen(), secrets.token_hex(16)
-    address: Address = (own_address(info), listener.getsockname()[1], token)
+    host, secret = own_address(info), _secret(info)
+    listener = AuthenticatedListener(listen_on(host), lambda _name: secret)
+    address: Address = (host, listener.port)
     store.set(f"{_KEY}/{info.rank - num_workers}", json.dumps(address))
     server = ParameterServer(sync, num_workers, (info.attempt, info.generation))
     report.write(PhaseRecord("ready"))
@@ -72,7 +73,7 @@ def run_server(
         if stopped():
             server.request(control.STOP)
 
-    serve(listener, server, token, poll)
+    serve(listener, server, poll)
     if stopped():
         report.write(StoppedRecord(saved=True, step=0))
     else:
@@ -86,10 +87,23 @@ def find_servers(sync: SyncSettings, info: RankInfo) -> ServerConnections:
     store = _store(info)
     found = [json.loads(store.get(f"{_KEY}/{at}")) for at in range(sync.servers)]
     return ServerConnections(
-        [(host, port, token) for host, port, token in found],
+        [(host, port) for host, port in found],
         info.rank,
         (info.attempt, info.generation),
+        _secret(info),
     )
+
+
+def _secret(info: RankInfo) -> bytes:
+    """The secret of the generation, which never goes through the store. Raises SpecInvalid."""
+    said = "is required with parameter servers: ranks authenticate with the secret in it"
+    hint = "the platform sets it; with another launcher, set it to a file that all ranks share"
+    if info.secret_file is None:
+        raise SpecInvalid([Problem("PHALANX_SECRET_FILE", said)], hint)
+    try:
+        return read_secret(info.secret_file)
+    except OSError as error:
+        raise SpecInvalid([Problem("PHALANX_SECRET_FILE", str(error))], hint) from error
 
 
 def _store(info: RankInfo) -> TCPStore:

@@ -12,9 +12,7 @@ from phalanx.train.state import tree
 
 _LENGTH = struct.Struct("<Q")
 LARGEST_BYTES = 1 << 36
-SMALL_BYTES = 1 << 16
-TOKEN_S = 30.0
-"""The time limit for a client to send the token."""
+_SMALL_BYTES = 1 << 16
 _HEAR_OUT_S = 10.0
 
 
@@ -47,7 +45,7 @@ def refuse(peer: socket.socket, why: str) -> None:
     until = time.monotonic() + _HEAR_OUT_S
     while (left_s := until - time.monotonic()) > 0:
         peer.settimeout(left_s)
-        if not peer.recv(SMALL_BYTES):
+        if not peer.recv(_SMALL_BYTES):
             return
 
 

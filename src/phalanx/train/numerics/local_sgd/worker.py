@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from phalanx.errors import TrainingError
+from phalanx.launch.authentication import authenticate
 from phalanx.train.gang.agreement import Agreement
 from phalanx.train.gang.groups import Connection
 from phalanx.train.numerics.local_sgd import wire
@@ -18,7 +19,7 @@ from phalanx.train.numerics.local_sgd.rounds import LocalRounds
 from phalanx.train.settings import SyncSettings
 from phalanx.train.state import tree
 
-Address = tuple[str, int, str]
+Address = tuple[str, int]
 
 
 def shard_of(name: str, num_servers: int) -> int:
@@ -29,15 +30,16 @@ def shard_of(name: str, num_servers: int) -> int:
 class ServerConnections:
     """A worker's connections to all servers. Used by one thread."""
 
-    def __init__(self, addresses: Sequence[Address], worker: int, place: tuple[int, int]) -> None:
-        """Connect to `addresses` of (host, port, token). Raises OSError when one cannot be reached."""
+    def __init__(
+        self, addresses: Sequence[Address], worker: int, place: tuple[int, int], secret: bytes
+    ) -> None:
+        """Connect to the servers, which know the same secret. Raises OSError."""
         self._worker, self._place = worker, place
         self._peers = []
-        for host, port, token in addresses:
-            peer = socket.create_connection((host, port))
+        for address in addresses:
+            peer = socket.create_connection(address)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            wire.send(peer, token)
-            self._peers.append(peer)
+            self._peers.append(authenticate(peer, secret).line)
 
     def __len__(self) -> int:
         """Return the number of servers."""

@@ -1,4 +1,3 @@
-import contextlib
 import socket
 import threading
 
@@ -10,12 +9,19 @@ from hypothesis import strategies as st
 from integration.thread_gang import on_threads
 from phalanx.core.training.staleness import Clocks, SharedRequests
 from phalanx.errors import TrainingError
+from phalanx.launch.authentication import (
+    AuthenticatedListener,
+    NotAuthenticated,
+    authenticate,
+    listen_on,
+)
 from phalanx.train.numerics.local_sgd import wire
-from phalanx.train.numerics.local_sgd.server import ParameterServer, listen, serve
+from phalanx.train.numerics.local_sgd.server import ParameterServer, serve
 from phalanx.train.numerics.local_sgd.worker import ServerConnections, shard_of
 from phalanx.train.settings import SyncSettings
 
 pytestmark = pytest.mark.unit
+SECRET = b"of the generation"
 GUARD_S = 60
 PLACE = (2, 1)
 
@@ -85,17 +91,20 @@ class Gang:
         self.servers = [
             ParameterServer(self.wishes, num_workers, PLACE) for _ in range(num_servers)
         ]
-        listeners = [listen() for _ in self.servers]
-        self.addresses = [("127.0.0.1", one.getsockname()[1], "secret") for one in listeners]
+        listeners = [
+            AuthenticatedListener(listen_on("127.0.0.1"), lambda _name: SECRET)
+            for _ in self.servers
+        ]
+        self.addresses = [("127.0.0.1", one.port) for one in listeners]
         self.threads = [
-            threading.Thread(target=serve, args=(one, server, "secret", lambda: None), daemon=True)
+            threading.Thread(target=serve, args=(one, server, lambda: None), daemon=True)
             for one, server in zip(listeners, self.servers, strict=True)
         ]
         for one in self.threads:
             one.start()
 
     def worker(self, number, place=PLACE):
-        return ServerConnections(self.addresses, number, place)
+        return ServerConnections(self.addresses, number, place, SECRET)
 
     def join(self):
         for one in self.threads:
@@ -209,15 +218,18 @@ def test_another_generation_is_refused_and_changes_nothing():
     gang.join()
 
 
-def test_a_client_without_the_token_gets_no_answer():
+def test_a_client_without_the_secret_gets_no_answer():
     gang = Gang(1, num_servers=1)
-    with socket.create_connection(gang.addresses[0][:2]) as peer:
-        peer.settimeout(GUARD_S)
-        wire.send(peer, "guess")
-        with contextlib.suppress(ConnectionError):  # it may be turned away already
-            ask = {"place": list(PLACE), "do": "ask", "worker": 0, "tick": 1, "requests": 1}
-            wire.send(peer, ask)
-        with pytest.raises((ConnectionError, OSError)):
+    with (
+        socket.create_connection(gang.addresses[0], GUARD_S) as peer,
+        pytest.raises(NotAuthenticated),
+    ):
+        authenticate(peer, b"guess")
+    with socket.create_connection(gang.addresses[0], GUARD_S) as peer:
+        ask = {"place": list(PLACE), "do": "ask", "worker": 0, "tick": 1, "requests": 1}
+        peer.recv(99)  # the challenge
+        wire.send(peer, ask)
+        with pytest.raises(ConnectionError):
             wire.receive(peer)
     gang.worker(0).close()
     gang.join()

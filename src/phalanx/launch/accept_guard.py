@@ -1,0 +1,136 @@
+"""The library that refuses connections of strangers to ranks, compiled once per user and machine.
+
+Frameworks such as gloo, gRPC and Open MPI accept every connection. `accept_guard.c` is loaded into
+the processes of a gang and closes such connections first. It needs a C compiler once; without one, or where
+the kernel does not tell the owner of a socket, ranks run without it and `phalanx doctor` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from phalanx.launch.files import private_folder, write_file
+
+_SOURCE = Path(__file__).with_name("accept_guard.c")
+_COMPILERS = ("cc", "gcc", "clang")
+_COMPILE_S = 60.0
+_PRELOAD = "LD_PRELOAD"
+PORTS_VARIABLE = "PHALANX_ACCEPT_PORTS"
+# A connection of this process to itself is permitted, and the answer of the kernel is needed for that.
+_SELF_TEST = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+server.settimeout(10)
+client = socket.create_connection(server.getsockname())
+server.accept()
+"""
+
+
+def library(folders: Iterable[Path] | None = None) -> tuple[Path | None, str]:
+    """The compiled library, and why there is none. Compiles it at the first call on a machine."""
+    said = "no folder for it can be written"
+    for folder in _folders() if folders is None else folders:
+        try:
+            private_folder(folder)
+            digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
+            path = folder / f"accept-guard-{digest}.so"
+            failed = path.with_suffix(".failed")
+            if path.is_file():
+                return path, ""
+            if failed.is_file():
+                return None, failed.read_text()
+            said = _build(path)
+            if not said:
+                return path, ""
+            write_file(failed, said.encode())
+            return None, said
+        except OSError as error:
+            said = str(error)
+    return None, said
+
+
+def forget_failure() -> None:
+    """Make the next call of `library` compile again."""
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            for one in folder.glob("accept-guard-*.failed"):
+                one.unlink()
+
+
+def _folders() -> list[Path]:
+    own = os.environ  # noqa: TID251 - where this user keeps caches
+    found = []
+    if cache := own.get("XDG_CACHE_HOME"):
+        found.append(Path(cache, "phalanx"))
+    if home := own.get("HOME"):
+        found.append(Path(home, ".cache", "phalanx"))
+    return [*found, Path(tempfile.gettempdir(), f"phalanx-{os.geteuid()}")]
+
+
+def _build(path: Path) -> str:
+    """Compile and try the library; returns why it cannot be used, empty where it can."""
+    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        return "there is no C compiler"
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    words = [compiler, "-shared", "-fPIC", "-O2", "-o", str(temporary), str(_SOURCE), "-ldl"]
+    try:
+        if said := _run(words, {}):
+            return f"it cannot be compiled: {said}"
+        env = preloaded({"PHALANX_ACCEPT": "all"}, temporary)
+        if said := _run([sys.executable, "-I", "-S", "-c", _SELF_TEST], env):
+            return f"the kernel does not tell the owner of a connection: {said}"
+        os.rename(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return ""
+
+
+def _run(words: list[str], more: Mapping[str, str]) -> str:
+    """Run a command; returns the last line of its errors, empty where it succeeded."""
+    own = os.environ  # noqa: TID251 - the compiler needs this process's PATH
+    try:
+        done = subprocess.run(
+            words,
+            env={**own, **more},
+            capture_output=True,
+            text=True,
+            timeout=_COMPILE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = done.stderr.strip().splitlines()
+    return "" if done.returncode == 0 else (lines[-1] if lines else f"exit code {done.returncode}")
+
+
+def preloaded(env: Mapping[str, str], path: Path | None) -> dict[str, str]:
+    """`env` with the library in every process that is started with it, beside those of the user."""
+    if path is None:
+        return dict(env)
+    before = env.get(_PRELOAD)
+    return {**env, _PRELOAD: f"{path}:{before}" if before else str(path)}
+
+
+def is_loaded(env: Mapping[str, str]) -> bool:
+    """Whether processes that are started with `env` have the library, and use it."""
+    return "accept-guard-" in env.get(_PRELOAD, "") and env.get("PHALANX_ACCEPT", "") != ""
+
+
+def variables(mode: str, ports: Iterable[int], peers: Iterable[str]) -> dict[str, str]:
+    """The variables that tell the library what to guard; none without a mode."""
+    if not mode:
+        return {}
+    return {
+        "PHALANX_ACCEPT": mode,
+        PORTS_VARIABLE: ",".join(str(port) for port in sorted(set(ports)) if port),
+        "PHALANX_ACCEPT_PEERS": ",".join(sorted(set(peers))),
+    }
