@@ -250,6 +250,9 @@ MALFORMED = {
     "expect": GOOD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
     "version": b"GET / HTTP/9.9\r\nHost: 127.0.0.1\r\n\r\n",
     "method": b"\xc3\xa9 / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    "cut": b"POST /api/v1/jobs "
+    + GOOD[len(b"GET /api/v1/info ") :]
+    + b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{",
     "pipeline": (GOOD + b"\r\n") * 10,
     "type": b"POST /api/v1/jobs "
     + GOOD[len(b"GET /api/v1/info ") :]

@@ -13,7 +13,7 @@ import pytest
 from integration.rig import URL, Rig
 from integration.test_control_job_life import launch
 from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
-from phalanx.errors import ExecutorUnavailable, LaunchError
+from phalanx.errors import ExecutorUnavailable, LaunchError, NotSupported
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.schemas.api.jobs import SubmitRequest
@@ -185,3 +185,11 @@ def test_code_is_given_to_the_supervisors_of_its_job_only(rig: Rig) -> None:
     assert get(digest, supervisor.token).content == body
     assert get(digest, "nonsense").status_code == 401
     assert get("0" * 64, supervisor.token).status_code == 403
+
+
+def test_a_cluster_is_refused_where_none_can_be_connected(rig: Rig) -> None:
+    """It was an error of the server."""
+    file = {"schema": 1, "pools": [{"name": "c", "executor": "ray"}]}
+    with pytest.raises(NotSupported, match="connects to none") as caught:
+        rig.client.apply_pools(file)
+    assert caught.value.http_status == 422

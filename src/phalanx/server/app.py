@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import phalanx
@@ -147,6 +148,7 @@ def create_app(context: Context) -> FastAPI:
     app.add_exception_handler(PlatformError, _platform_error)
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _bug)
     app.add_middleware(Gate, context=context)
     return app
@@ -182,6 +184,11 @@ def _http_error(request: Request, error: Exception) -> Response:
     answer.status_code = error.status_code
     answer.headers.update(error.headers or {})  # such as the methods that are allowed
     return answer
+
+
+def _gone(request: Request, error: Exception) -> Response:
+    """Answer a client that has gone before the end of its request: no error of the server."""
+    return error_response(UserError("the request ended before its body was complete"))
 
 
 def _bug(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from phalanx.core.gang.placement import Node
-from phalanx.errors import ServerError
+from phalanx.errors import NotSupported
 from phalanx.executors.protocol import Executor
 from phalanx.schemas.api.pools import ChangeView
 from phalanx.schemas.home import HomeLayout
@@ -51,8 +51,8 @@ class NoClusters:
         return ()
 
     def connect(self, pool: RayPool) -> ClusterChange:
-        """Raise ServerError: no cluster can be connected."""
-        raise ServerError(f"pool {pool.name} is a cluster; this control plane connects to none")
+        """Raise NotSupported: no cluster can be connected."""
+        raise NotSupported(f"pool {pool.name} is a cluster; this control plane connects to none")
 
     def forget(self, name: str) -> None:
         """Do nothing."""

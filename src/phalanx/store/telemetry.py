@@ -32,6 +32,8 @@ from phalanx.store.tables import (
     metric_names,
 )
 
+# Readers return a longer line in pieces, so the start of one is shorter.
+_MAX_LINE_START_BYTES = 4 << 20
 _END = log_segments.c.offset + func.length(log_segments.c.data)
 # Of the bytes that a job may have stored, this share belongs to the beginning of its output.
 _HEAD_SHARE = 1 / 8
@@ -447,12 +449,16 @@ def line_start(tx: Tx, job: int, key: StreamKey, *, start: int, up_to: int) -> t
         .where(_of_stream(job, key), here.id <= up_to, start < _END)
         .order_by(here.offset)
     )
-    found = b""
-    for offset, data in tx.conn.execute(query):
-        if offset > start + len(found):
-            start, found = offset, b""
-        found += data[max(0, start - offset) :] if not found else data
-    return start, found
+    found = bytearray()
+    with tx.conn.execution_options(yield_per=32).execute(query) as rows:
+        for offset, data in rows:
+            if offset > start + len(found):
+                start, found = offset, bytearray()
+            found += data[max(0, start - offset) :] if not found else data
+            # The cursor comes from outside, and may name the beginning of a long stream.
+            if len(found) > _MAX_LINE_START_BYTES:
+                break
+    return start, bytes(found)
 
 
 def end_before(tx: Tx, job: int, key: StreamKey, offset: int) -> int:

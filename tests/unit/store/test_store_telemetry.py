@@ -3,6 +3,8 @@
 import pytest
 
 from phalanx.core.contract.records import MetricPoint
+from phalanx.errors import UserError
+from phalanx.services.queries.logs import parse_cursor
 from phalanx.store import open_store
 from phalanx.store.telemetry import (
     LogSegment,
@@ -10,6 +12,7 @@ from phalanx.store.telemetry import (
     add_points,
     chunk_query,
     drop_points,
+    line_start,
     names_of,
     points_of,
 )
@@ -71,3 +74,25 @@ def test_one_curve_of_one_rank_reads_only_chunks_that_may_hold_it(tmp_path):
         assert store.view(lambda tx: names_of(tx, 1)) == []
     finally:
         store.close()
+
+
+def test_a_cursor_from_outside_reads_no_more_than_a_line_may_have(tmp_path):
+    """A made-up cursor names the beginning of a long stream as that of an unfinished line."""
+    store = open_store(tmp_path / "db" / "x.sqlite")
+    part = b"x" * (1 << 20)
+    try:
+        for number in range(12):
+            fresh = LogSegment(0, 1, 1, 0, 0, "out", number << 20, 0, 1, part)
+            store.transact(lambda tx, fresh=fresh: add_log(tx, fresh))
+        start, found = store.view(
+            lambda tx: line_start(tx, 1, (1, 0, 0, "out"), start=0, up_to=1 << 40)
+        )
+        assert start == 0 and 4 << 20 < len(found) <= 5 << 20
+        start, found = store.view(
+            lambda tx: line_start(tx, 1, (1, 0, 0, "out"), start=(11 << 20) + 5, up_to=1 << 40)
+        )
+        assert (start, len(found)) == ((11 << 20) + 5, (1 << 20) - 5)
+    finally:
+        store.close()
+    with pytest.raises(UserError, match="not a log cursor"):
+        parse_cursor("1~" + ",".join(f"1.0.{rank}.out.0" for rank in range(2000)))

@@ -44,7 +44,7 @@ def parse_cursor(text: str) -> Cursor:
     try:
         segment, _, tails = text.partition("~")
         open_lines: dict[StreamKey, int] = {}
-        for tail in filter(None, tails.split(",")):
+        for tail in filter(None, tails.split(",", _MAX_OPEN_LINES)):
             attempt, generation, rank, stream, start = tail.split(".")
             open_lines[int(attempt), int(generation), int(rank), stream] = int(start)
         return Cursor(int(segment), open_lines)
@@ -52,6 +52,9 @@ def parse_cursor(text: str) -> Cursor:
         raise UserError(
             f"{text!r} is not a log cursor", "use the `cursor` of the last answer"
         ) from None
+
+
+_MAX_OPEN_LINES = 1000
 
 
 @dataclass(frozen=True, slots=True)
