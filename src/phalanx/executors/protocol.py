@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from phalanx.core.gang.devices import DeviceState
 from phalanx.core.gang.placement import GangShape, Node, Placement
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import ExitRecord
@@ -73,6 +74,14 @@ class GangReserver(Protocol):
 
         Raises LaunchError when it cannot be had, and ExecutorUnavailable when that is not known.
         """
+
+
+@runtime_checkable
+class DeviceReporter(Protocol):
+    """An executor that sees the accelerators behind the slots of its nodes."""
+
+    def devices(self) -> Sequence[DeviceState]:
+        """The device behind every slot as it was last seen; its reader must not have to wait."""
 
 
 @runtime_checkable

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from phalanx.core.gang.devices import DeviceState
 from phalanx.core.gang.placement import GangShape, Node, Placement
 from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.protocol import (
+    DeviceReporter,
     Executor,
     GangReserver,
     ScalableExecutor,
@@ -57,6 +59,15 @@ class RoutedExecutor:
                 self._note(name, error)
                 nodes += [replace(node, closed=error.message) for node in self._last.get(name, ())]
         return nodes
+
+    def devices(self) -> Sequence[DeviceState]:
+        """See `DeviceReporter`."""
+        return [
+            state
+            for executor in self._pools.values()
+            if isinstance(executor, DeviceReporter)
+            for state in executor.devices()
+        ]
 
     def reserve(self, placement: Placement, gang: Sequence[Assignment]) -> None:
         """See `GangReserver`; nothing where the pool's executor needs no reservation."""

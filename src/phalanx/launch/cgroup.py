@@ -11,9 +11,24 @@ import contextlib
 import os
 from pathlib import Path
 
+NO_GROUP = "there is no control group of version 2 that may be written"
+NOT_DELEGATED = (
+    "the controllers cpu and memory of control groups are not delegated "
+    "(systemd: Delegate=yes, or systemd-run --user --scope)"
+)
+_CONTROLLERS = frozenset(("cpu", "memory"))
+_PERIOD_US = 100_000
+
 
 class ControlGroup:
     """No group: where the system permits none, the walk over /proc does the work alone."""
+
+    def limit(self, cpus: int, memory_bytes: int) -> str:
+        """Let all processes in it use at most so many CPUs and bytes; 0: no limit.
+
+        Returns why that cannot be enforced; empty: it is.
+        """
+        return NO_GROUP
 
     def join(self) -> None:
         """Put the calling process in; called by a child before it executes its program."""
@@ -31,6 +46,17 @@ class CgroupV2(ControlGroup):
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def limit(self, cpus: int, memory_bytes: int) -> str:
+        """See `ControlGroup`."""
+        try:
+            if cpus:
+                (self.path / "cpu.max").write_text(f"{cpus * _PERIOD_US} {_PERIOD_US}")
+            if memory_bytes:
+                (self.path / "memory.max").write_text(str(memory_bytes))
+        except OSError:
+            return NOT_DELEGATED
+        return ""
+
     def join(self) -> None:
         """Put the calling process in; one that cannot is found by the walk over /proc."""
         with contextlib.suppress(OSError):
@@ -47,11 +73,17 @@ class CgroupV2(ControlGroup):
             self.path.rmdir()
 
 
+def group_name(reaper_pid: int) -> str:
+    """The name of the group of a reaper's processes."""
+    return f"phalanx-{reaper_pid}"
+
+
 def make_group(name: str, proc: Path = Path("/proc/self")) -> ControlGroup:
     """A group called `name` below the caller's own, or none where that is not allowed."""
-    parent = _own_group(proc)
-    if parent is None:
+    own = _own_group(proc)
+    if own is None:
         return ControlGroup()
+    parent = _limiting(own) or own
     path = parent / name
     _sweep(parent, name.rpartition("-")[0])
     try:
@@ -64,6 +96,29 @@ def make_group(name: str, proc: Path = Path("/proc/self")) -> ControlGroup:
     return CgroupV2(path)
 
 
+def why_no_limits(proc: Path = Path("/proc/self")) -> str:
+    """Why groups below the caller's cannot limit CPUs and memory; empty: they can."""
+    own = _own_group(proc)
+    if own is None:
+        return NO_GROUP
+    parent = _limiting(own)
+    writable = parent is not None and os.access(parent, os.W_OK | os.X_OK)
+    return "" if writable else NOT_DELEGATED
+
+
+def _limiting(own: Path) -> Path | None:
+    """The caller's group, or the one above it, where groups below it may limit CPUs and memory.
+
+    A group that has processes of its own cannot pass its controllers on, so the caller's rarely does.
+    """
+    for group in (own, own.parent):
+        with contextlib.suppress(OSError):
+            passed = (group / "cgroup.subtree_control").read_text().split()
+            if set(passed) >= _CONTROLLERS and os.access(group / "cgroup.procs", os.W_OK):
+                return group
+    return None
+
+
 def _sweep(parent: Path, prefix: str) -> None:
     """Delete groups that a killed reaper left behind: only empty ones can be."""
     for left in parent.glob(f"{prefix}-*"):
@@ -71,13 +126,18 @@ def _sweep(parent: Path, prefix: str) -> None:
             CgroupV2(left).remove()
 
 
-def oom_kills(proc: Path = Path("/proc/self")) -> int | None:
+def oom_kills(proc: Path = Path("/proc/self"), name: str = "") -> int | None:
     """How often the kernel has killed in the caller's memory group, or below it, for want of memory.
+
+    Where `make_group` has made the group `name`, and it can limit memory, only those in it count.
 
     None where the system does not count. Groups of version 2 count what is below them, those of
     version 1 only themselves.
     """
     group, file = _own_group(proc), "memory.events"
+    if name and group is not None:
+        limited = (_limiting(group) or group) / name
+        group = limited if (limited / file).exists() else group
     if group is None or not (group / file).exists():
         group, file = _own_group(proc, "memory"), "memory.oom_control"
     if group is None:

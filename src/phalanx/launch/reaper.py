@@ -8,8 +8,11 @@ Messages to it: `{"op": "spawn", "id", "argv", "env", "cwd", "spare"}` with desc
 `{"op": "kill", "id"}` kills everything but the spared ones. `{"op": "keep", "id"}` with the reading ends of
 output pipes and the files they are written to, in pairs: when the supervisor dies, what it had not read is
 written to the files. `{"op": "forget", "id"}` closes them.
+`{"op": "limit", "id", "cpus", "memory_bytes"}` limits what they use together, where control groups
+allow it.
 From it: `{"event": "spawned", "id", "pid"}`, `{"event": "refused", "id", "errno", "message"}`,
-`{"event": "exited", "pid", "status", "at"}`, `{"event": "killed", "id"}`.
+`{"event": "exited", "pid", "status", "at"}`, `{"event": "killed", "id"}`, and
+`{"event": "limited", "id", "problem"}`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import time
 from typing import Any
 
 from phalanx.launch import linux
-from phalanx.launch.cgroup import ControlGroup, make_group
+from phalanx.launch.cgroup import ControlGroup, group_name, make_group
 from phalanx.launch.wire import Channel, WireMessage
 
 # Descriptors are moved up here before they are put in place, so that none overwrites another.
@@ -71,6 +74,10 @@ class Reaper:
             return False
         if message.body["op"] == "spawn":
             self._spawn(message)
+        elif message.body["op"] == "limit":
+            body = message.body
+            problem = self._group.limit(body["cpus"], body["memory_bytes"])
+            self._tell({"event": "limited", "id": body["id"], "problem": problem})
         elif message.body["op"] == "kill":
             linux.kill_below(os.getpid(), frozenset(self._spared), self._reap)
             self._tell({"event": "killed", "id": message.body["id"]})
@@ -186,7 +193,7 @@ def main(descriptor: int) -> None:
     linux.ignore_signals_to_end()
     wakeup = linux.wakeup_on_child_exit()
     channel = Channel(socket.socket(fileno=descriptor))
-    Reaper(channel, wakeup, make_group(f"phalanx-{os.getpid()}")).serve()
+    Reaper(channel, wakeup, make_group(group_name(os.getpid()))).serve()
 
 
 if __name__ == "__main__":

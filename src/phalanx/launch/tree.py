@@ -74,6 +74,10 @@ class ReaperProcess:
         """Have it close the descriptors of all earlier calls of `keep`."""
         self._ask({"op": "forget"}, ())
 
+    def limit(self, cpus: int, memory_bytes: int) -> int:
+        """Request limits on what all programs use together; answered by `limited`."""
+        return self._ask({"op": "limit", "cpus": cpus, "memory_bytes": memory_bytes}, ())
+
     def _ask(self, body: dict[str, Any], descriptors: Sequence[int]) -> int:
         body["id"] = next(self.ids)
         self.channel.send(body, descriptors)

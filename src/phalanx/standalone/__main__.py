@@ -17,7 +17,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--home", dest="root", metavar="HOME", required=True, type=Path)
     parser.add_argument("--port", type=int, default=0, help="default: any free one")
     parser.add_argument(
-        "--slots", dest="num_slots", metavar="SLOTS", type=int, help="default: max(4, cores)"
+        "--slots",
+        dest="num_slots",
+        metavar="SLOTS",
+        type=int,
+        help="default: the accelerators of this machine, else max(4, cores)",
     )
     parser.add_argument(
         "--detached", action="store_true", help="started by a verb, not by a person"

@@ -19,6 +19,7 @@ from phalanx.executors import local
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.kit.repeats import RepeatFilter
+from phalanx.launch.accelerators import discover
 from phalanx.launch.files import folder_identity, write_file
 from phalanx.launch.identity import this_process
 from phalanx.schemas.home import HomeLayout, ServerFile
@@ -42,7 +43,7 @@ class ControlPlaneOptions:
 
     root: Path  # home directory
     port: int = 0  # 0: any free port
-    num_slots: int | None = None  # local slots; None: max(4, CPUs)
+    num_slots: int | None = None  # local slots; None: accelerators, else max(4, CPUs)
     detached: bool = False  # started by a command: prints no banner
     idle_exit_s: float | None = None  # None: as in the settings
     keep_warm: int = 0  # number of idle warm processes
@@ -152,7 +153,15 @@ def _executor(
         raise ServerError("--slots must be at least 1")
     if num_slots == 0:
         return RoutedExecutor({})
-    here = local.LocalExecutor(home, num_slots=num_slots, clock=clock, keep_warm=setup.keep_warm)
+    env = dict(os.environ)  # noqa: TID251 - the accelerators that this process was left
+    here = local.LocalExecutor(
+        home,
+        num_slots=num_slots,
+        clock=clock,
+        keep_warm=setup.keep_warm,
+        find=lambda: discover(env),
+        share_devices=setup.num_slots is not None,
+    )
     here.keep_standby()
     return RoutedExecutor({local.POOL: here}, shared=here)
 

@@ -1,4 +1,4 @@
-"""Preparation of a node before its first ranks start: the Python environment, then the setup command."""
+"""Preparation of a node before its first ranks start: devices, Python environment, setup command."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from phalanx.core.reasons import Cause
 from phalanx.launch.files import write_file
 from phalanx.schemas.wire.assignments import Assignment
+from phalanx.supervise.device_check import DeviceCheck
 from phalanx.supervise.packages.plan import VERDICT, EnvironmentPlan
 from phalanx.supervise.processes import LaunchRequest, ProcessObserver, ProcessTree
 from phalanx.supervise.ranks.generation import Generation
@@ -31,15 +32,19 @@ class Preparation:
     def __init__(
         self, assignment: Assignment, processes: ProcessTree, plan: EnvironmentPlan
     ) -> None:
+        self._devices = DeviceCheck(assignment, processes)
         self._environment = EnvironmentBuild(assignment, processes, plan)
         self._setup = SetupCommand(assignment, processes)
 
     def run(self, generation: Generation, then: Then) -> None:
-        """Build the Python environment, run the setup command, and call `then`.
+        """Check the devices, build the Python environment, run the setup command, and call `then`.
 
         Steps that are done are skipped. A step that fails ends `generation`, and `then` is not called.
         """
-        self._environment.run(generation, lambda: self._setup.run(generation, then))
+        self._devices.run(
+            generation,
+            lambda: self._environment.run(generation, lambda: self._setup.run(generation, then)),
+        )
 
 
 class PreparationStep(ProcessObserver):

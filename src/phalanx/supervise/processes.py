@@ -67,6 +67,8 @@ class ProcessTree:
     on_lost: Callable[[str], None] = lambda _message: None
     #: called with a message for the user when ranks start in another way than expected
     on_warning: Callable[[str], None] = lambda _message: None
+    #: CPUs and bytes of memory that all of them may use together; 0: no limit
+    limits: tuple[int, int] = (0, 0)
     #: requests to the reaper that it has not answered
     _asked: dict[int, tuple[ProcessObserver, LaunchRequest]] = field(default_factory=dict)
     #: forks that the warm process has not confirmed, in order
@@ -82,8 +84,14 @@ class ProcessTree:
     def listen(self) -> None:
         """Begin to receive the messages of the reaper and the warm process."""
         self.loop.watch(self.reaper.channel.fileno(), self._on_reaper)
+        self._limit()
         if self.warm is not None:
             self.loop.watch(self.warm.channel.fileno(), self._on_warm)
+
+    def _limit(self) -> None:
+        if any(self.limits):
+            with contextlib.suppress(OSError):  # a reaper that is gone is noticed by end-of-file
+                self.reaper.limit(*self.limits)
 
     # -- starting ----------------------------------------------------------------------------------
 
@@ -217,6 +225,8 @@ class ProcessTree:
             self._exited(body["pid"], body["status"], body["at"])
         elif body["event"] == "killed":
             self._kills.pop(body["id"])()
+        elif body["event"] == "limited" and body["problem"]:
+            self.on_warning(f"the limits on cpus and memory are not enforced: {body['problem']}")
 
     def _spawned(self, body: dict[str, Any]) -> None:
         if self.warm is not None and body["id"] == self.warm.request:
@@ -298,6 +308,7 @@ class ProcessTree:
         self._kill_directly()
         self.reaper = ReaperProcess.start(self.tag_env)
         self.loop.watch(self.reaper.channel.fileno(), self._on_reaper)
+        self._limit()
         self._end_everything()
 
     def _end_everything(self) -> None:

@@ -113,6 +113,7 @@ class Supervisor:
         self._last_report: RanksEndedReport | None = None
         self._beat_at = 0.0
         self._final = FinalReports(0.0, 0.0, 0)
+        processes.limits = (assignment.limit_cpus, assignment.limit_memory_bytes)
         processes.on_lost = self._lost
         processes.on_warning = self._warn
 

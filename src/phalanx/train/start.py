@@ -273,6 +273,6 @@ def _laid_out(options: RunOptions, world_size: int) -> Layout:
 def _device(info: RankInfo) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", info.local_rank % torch.cuda.device_count())
+    device = torch.device("cuda", info.device_index(torch.cuda.device_count()))
     torch.cuda.set_device(device)
     return device

@@ -37,6 +37,7 @@ class Platform:
             "NO_COLOR": "1",
             "PROBE_OUT": str(root / "probe"),
         }
+        self.slots = ("--slots", "4")
         self.process: subprocess.Popen[bytes] | None = None
         self._client: tuple[str, PhalanxClient] | None = None
 
@@ -44,7 +45,7 @@ class Platform:
         """Start the control plane and wait until it answers."""
         with (self.root / "up.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [BIN / "phalanx", "up", "--slots", "4"],
+                [BIN / "phalanx", "up", *self.slots],
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

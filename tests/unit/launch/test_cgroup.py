@@ -8,7 +8,15 @@ import sys
 import pytest
 
 from phalanx.launch import linux
-from phalanx.launch.cgroup import CgroupV2, make_group, oom_kills
+from phalanx.launch.cgroup import (
+    NO_GROUP,
+    NOT_DELEGATED,
+    CgroupV2,
+    ControlGroup,
+    make_group,
+    oom_kills,
+    why_no_limits,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -86,3 +94,53 @@ def test_kills_for_memory_are_counted_in_either_version(tmp_path):
     assert oom_kills(tmp_path) == 3
     (root / "user" / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 2\n")
     assert oom_kills(tmp_path) == 2
+
+
+def groups(tmp_path, *, own="", above=""):
+    """A version 2 hierarchy in a folder: a group and the one above it, with what each passes on."""
+    root = tmp_path / "root"
+    (root / "slice" / "scope").mkdir(parents=True)
+    for group, passed in ((root / "slice", above), (root / "slice" / "scope", own)):
+        (group / "cgroup.subtree_control").write_text(passed)
+        (group / "cgroup.procs").write_text("")
+    (tmp_path / "mountinfo").write_text(f"29 24 0:26 / {root} rw - cgroup2 cgroup2 rw\n")
+    (tmp_path / "cgroup").write_text("0::/slice/scope\n")
+    return root
+
+
+class TestLimits:
+    def test_limits_are_written_where_the_group_above_passes_controllers_on(self, tmp_path):
+        root = groups(tmp_path, above="cpu memory pids")
+        assert why_no_limits(tmp_path) == ""
+        made = root / "slice" / "g"
+        made.mkdir()
+        (made / "cgroup.kill").write_text("")
+        group = CgroupV2(made)
+        assert group.limit(3, 1 << 30) == ""
+        assert (made / "cpu.max").read_text() == "300000 100000"
+        assert (made / "memory.max").read_text() == str(1 << 30)
+        assert oom_kills(tmp_path, "g") is None
+        (made / "memory.events").write_text("oom 2\noom_kill 2\n")
+        assert oom_kills(tmp_path, "g") == 2
+
+    @pytest.mark.parametrize("above", ["", "memory pids", "cpu"])
+    def test_where_controllers_are_not_delegated_the_reason_is_said(self, tmp_path, above):
+        groups(tmp_path, above=above)
+        assert why_no_limits(tmp_path) == NOT_DELEGATED
+
+    def test_a_group_without_controllers_says_that_limits_are_not_enforced(self, tmp_path):
+        # As in the kernel: files of a controller that is not there cannot be created.
+        assert CgroupV2(tmp_path / "gone").limit(1, 0) == NOT_DELEGATED
+        assert ControlGroup().limit(1, 0) == NO_GROUP
+
+    def test_without_version_2_there_are_no_limits(self, tmp_path):
+        (tmp_path / "mountinfo").write_text("")
+        (tmp_path / "cgroup").write_text("0::/\n")
+        assert why_no_limits(tmp_path) == NO_GROUP
+
+    def test_the_group_is_made_where_it_can_limit(self, tmp_path, monkeypatch):
+        root = groups(tmp_path, above="cpu memory")
+        monkeypatch.setattr("phalanx.launch.cgroup.os.access", lambda path, mode: True)
+        group = make_group("phalanx-1", tmp_path)
+        assert isinstance(group, CgroupV2)
+        assert group.path == root / "slice" / "phalanx-1"

@@ -9,6 +9,7 @@ import resource
 import shutil
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,6 +56,8 @@ def examine(home: Path) -> list[CheckResult]:
         _port,
         _guard,
         _cores,
+        _accelerators,
+        _limits,
         _clock,
         _server,
     )
@@ -156,9 +159,39 @@ def _guard(home: Path) -> CheckResult:
 
 def _cores(home: Path) -> CheckResult:
     usable, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    return CheckResult(
-        "ok", "cores", f"{usable} of {total} usable; {max(4, usable)} slots by default"
+    said = f"{usable} of {total} usable; {max(4, usable)} slots by default without accelerators"
+    return CheckResult("ok", "cores", said)
+
+
+def _accelerators(home: Path) -> CheckResult:
+    from phalanx.launch.accelerators import discover
+
+    found = discover(os.environ)  # noqa: TID251 - what a control plane would be left
+    if found.problems:
+        remedy = "check the driver: nvidia-smi or rocm-smi must work for this user"
+        return CheckResult("warn", "accelerators", "; ".join(found.problems), remedy)
+    if not found.devices:
+        return CheckResult("ok", "accelerators", "none found; slots are CPU worker places")
+    kinds = Counter((one.model, one.memory_bytes, one.link) for one in found.devices)
+    said = ", ".join(
+        f"{num} × {model} with {format_size(memory)}" + (f" ({link})" if link else "")
+        for (model, memory, link), num in kinds.items()
     )
+    unfit = [one for one in found.devices if one.problem]
+    if unfit:
+        said += f"; {unfit[0].id}: {unfit[0].problem}"
+        return CheckResult("warn", "accelerators", said, "its slot is not offered until it works")
+    return CheckResult("ok", "accelerators", said)
+
+
+def _limits(home: Path) -> CheckResult:
+    from phalanx.launch.cgroup import why_no_limits
+
+    why = why_no_limits()
+    if why:
+        said = f"`cpus` and `memory` of jobs place them, and are not enforced: {why}"
+        return CheckResult("ok", "limits", said)
+    return CheckResult("ok", "limits", "`cpus` and `memory` of jobs are enforced by cgroup v2")
 
 
 def _clock(home: Path) -> CheckResult:

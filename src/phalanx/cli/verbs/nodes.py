@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from phalanx.cli.terminal.options import AsJson
 from phalanx.cli.terminal.output import holders
 from phalanx.cli.verbs.pools import group
 from phalanx.kit.units import format_size
+
+if TYPE_CHECKING:
+    from phalanx.schemas.api.pools import DeviceView
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]
 NodeNames = Annotated[list[str], typer.Argument(metavar="NODE...", help="Names of the nodes.")]
@@ -71,8 +74,22 @@ def show(ctx: typer.Context, node: NodeName, json: AsJson = False) -> None:
             ("taints", ", ".join(view.taints)),
             ("jobs", holders(view.jobs)),
             ("reserved for", holders(view.reserved_for)),
+            *((f"slot {device.slot}", _device(device)) for device in view.devices),
         ]
     )
+
+
+def _device(device: DeviceView) -> str:
+    """One accelerator in a line: what it is, what is free of it, and what holds it."""
+    memory = ""
+    if device.memory_bytes:
+        memory = f", {format_size(device.free_bytes)} of {format_size(device.memory_bytes)} free"
+    held = f"{device.state} by {holders(device.jobs)}" if device.jobs else device.state
+    why = f": {device.reason}" if device.reason else ""
+    users = ""
+    if device.state != "held" and device.users:
+        users = f" (processes {', '.join(str(one.pid) for one in device.users)})"
+    return f"{device.model or 'accelerator'} {device.id}{memory}, {held}{why}{users}"
 
 
 @nodes_app.command()

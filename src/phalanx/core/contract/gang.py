@@ -147,6 +147,8 @@ class RankContract(Generic[P]):
     local_rank: int = variable("LOCAL_RANK", 0, _whole)
     #: number of ranks on the node
     local_world_size: int = variable("LOCAL_WORLD_SIZE", 1, _whole)
+    #: the rank's first device among those that it sees; absent where the launcher chooses none
+    local_device: int | None = variable("PHALANX_LOCAL_DEVICE", None, _whole)
     #: number of this rank's node in its role, from 0
     node_rank: int = variable("NODE_RANK", 0, _whole)
     #: the world size to which the script's batch size refers
@@ -194,6 +196,11 @@ class RankContract(Generic[P]):
     training: Mapping[str, Any] = variable(
         "PHALANX_TRAINING", read=_object, write=_write_object, default_factory=dict
     )
+
+    def device_index(self, num_devices: int) -> int:
+        """Number of the rank's GPU among the `num_devices` that it sees."""
+        wanted = self.local_rank if self.local_device is None else self.local_device
+        return wanted % num_devices
 
     @property
     def master(self) -> tuple[str, int]:

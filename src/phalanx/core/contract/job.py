@@ -98,6 +98,8 @@ class RoleContract:
     slots_per_rank: int = 1  # slots of each rank
     #: CPUs that each node has to have; 0: the spec does not say
     cpus_per_node: int = 0
+    #: memory that each node has to have; 0: the spec does not say
+    memory_per_node_bytes: int = 0
     #: the world size to which the script's batch size refers
     reference_world: int = 1
     #: variables of its ranks, over those of the job

@@ -5,12 +5,13 @@ How to add one: `docs/dev/frameworks.md`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx.core.contract.gang import RankContract
 from phalanx.core.contract.job import RankCommand, RoleContract
+from phalanx.core.gang.devices import are_instances, own_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,19 @@ class FrameworkAdapter:
         if self.one_rank_per_node:
             return 1
         return max(1, slots_per_node // slots_per_rank)
+
+    def devices(
+        self, devices: Sequence[str], local_rank: int, role: RoleContract
+    ) -> tuple[Sequence[str], int]:
+        """The devices that a rank sees, of those of its node, and which of them is its first.
+
+        With one slot for each rank all ranks see those of the node: scripts choose theirs by LOCAL_RANK,
+        as under torchrun. With several, and of MIG instances, each rank sees its own alone.
+        """
+        shared = self.rendezvous and role.slots_per_rank == 1 and not are_instances(devices)
+        if self.one_rank_per_node or shared:
+            return devices, 0 if self.one_rank_per_node else local_rank
+        return own_devices(devices, local_rank, role.slots_per_rank), 0
 
     def command(self, role: RoleContract, cpus: int) -> RankCommand:
         """What each rank runs: the role's command, or a program that prepares the rank for it.

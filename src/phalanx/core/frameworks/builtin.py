@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,12 @@ class JaxFramework(FrameworkAdapter):
 
     It reads no others for the number of processes and the place among them.
     """
+
+    def devices(
+        self, devices: Sequence[str], local_rank: int, role: RoleContract
+    ) -> tuple[Sequence[str], int]:
+        """All devices of the node: `JAX_LOCAL_DEVICE_IDS` names those of the rank."""
+        return devices, local_rank * role.slots_per_rank
 
     def defaults(
         self, rank: RankContract[Any], role: RoleContract, interface: str | None
@@ -76,6 +82,12 @@ class HorovodFramework(FrameworkAdapter):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFlowFramework(FrameworkAdapter):
     """TensorFlow: a program gathers the addresses of all workers for `TF_CONFIG`."""
+
+    def devices(
+        self, devices: Sequence[str], local_rank: int, role: RoleContract
+    ) -> tuple[Sequence[str], int]:
+        """All devices of the node: the program divides them."""
+        return devices, local_rank * role.slots_per_rank
 
     def command(self, role: RoleContract, cpus: int) -> RankCommand:
         """The script under the program that sets `TF_CONFIG`."""

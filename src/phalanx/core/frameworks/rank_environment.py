@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from phalanx.core.contract.gang import GangContract, GenerationOrders, RankContr
 from phalanx.core.contract.job import RoleContract
 from phalanx.core.frameworks.adapter import FrameworkAdapter
 from phalanx.core.gang import networks
+from phalanx.core.gang.devices import VARIABLES, hides_all
 from phalanx.core.gang.placement import omp_num_threads
 from phalanx.core.gang.roles import WORKER
 
@@ -29,6 +30,9 @@ class NodeSetting:
     cpus: int
     #: the network interface towards rank 0, where the framework needs it
     interface: str | None = None
+    #: the node's devices for its ranks, and their kind; an empty kind leaves the variables as they are
+    devices: Sequence[str] = ()
+    device_kind: str = ""
     #: the role that the node serves, in a gang with several
     place: RolePlace | None = None
 
@@ -59,7 +63,29 @@ def rank_environment(
     for name, value in adapter.defaults(rank, gang.role, node.interface).items():
         env.setdefault(name, value)
     env.update(adapter.environment(rank, gang.role))
-    return env
+    return select_devices(env, adapter, gang.role, rank.local_rank, node)
+
+
+def select_devices(
+    env: dict[str, str],
+    adapter: FrameworkAdapter,
+    role: RoleContract,
+    local_rank: int,
+    node: NodeSetting,
+) -> dict[str, str]:
+    """The variables with the rank's devices; a job that asks for none keeps that.
+
+    The user's own choice of devices is replaced: it cannot know which ones the job was given.
+    """
+    if not node.device_kind or hides_all(node.env, node.device_kind):
+        return env
+    seen, first = adapter.devices(node.devices, local_rank, role)
+    *others, ours = VARIABLES[node.device_kind]
+    kept = {name: value for name, value in env.items() if name not in others}
+    kept[ours] = ",".join(seen)
+    if seen:
+        kept["PHALANX_LOCAL_DEVICE"] = str(first)
+    return kept
 
 
 def _network(role: RoleContract) -> dict[str, str]:

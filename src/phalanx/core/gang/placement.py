@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,9 @@ class Node:
     labels: tuple[tuple[str, str], ...] = ()  # (name, value) pairs for selectors
     leaves_at: int | None = None  # announced removal of the node, microseconds UTC
     host: str = ""  # machine that it is a part of; empty: it is a whole one
+    devices: tuple[str, ...] = ()  # identity of the device behind each slot; empty: CPU slots
+    device_kind: str = ""  # cuda or rocm; empty: no devices of the machine are known
+    closed_slots: tuple[tuple[int, str], ...] = ()  # (slot, reason) of slots that are not offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +93,16 @@ class RoleShape(GangShape):
 
 @dataclass(frozen=True, slots=True)
 class NodeShare:
-    """What one node rank of a gang holds: `slots` are the node's slot numbers."""
+    """What one node rank of a gang holds: `slots` are the node's slot numbers.
+
+    `devices` are those behind the slots, fixed when the gang is placed; empty where slots are CPUs or the
+    executor's cluster chooses the devices.
+    """
 
     node: str
     address: str
     slots: tuple[int, ...]
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,19 @@ class Placement:
 
     pool: str
     shares: tuple[NodeShare, ...]
+
+
+def with_chosen_devices(placement: Placement, devices: Mapping[str, tuple[str, ...]]) -> Placement:
+    """Return a placement with the devices behind its slots, by node; nodes without devices have none."""
+    if not any(share.node in devices for share in placement.shares):
+        return placement
+    shares = tuple(
+        replace(share, devices=tuple(devices[share.node][slot] for slot in share.slots))
+        if share.node in devices
+        else share
+        for share in placement.shares
+    )
+    return replace(placement, shares=shares)
 
 
 def omp_num_threads(ranks_per_node: int, cpus_per_node: int) -> int | None:

@@ -20,9 +20,15 @@ class RankFacts:
     pid: int  # process id
     versions: Mapping[str, str] = field(default_factory=dict)  # of software that must be the same
     devices: int = 0  # number of GPUs that it sees
+    wants: int | None = None  # number of the GPU that it uses; None: its local rank
     device: str = ""  # identity of the GPU that it uses
     address: str = ""  # of its node
     port: int = 0  # listening there; 0: another rank of the node listens
+
+    @property
+    def index(self) -> int:
+        """The number of the GPU that it uses."""
+        return self.local_rank if self.wants is None else self.wants
 
     @property
     def place(self) -> str:
@@ -104,10 +110,10 @@ def _devices(facts: Sequence[RankFacts]) -> list[str]:
     if not any(one.devices for one in facts):
         return []
     return [
-        f"{one.place} sees {one.devices} GPUs, and needs more than {one.local_rank}:"
+        f"{one.place} sees {one.devices} GPUs, and needs more than {one.index}:"
         " check CUDA_VISIBLE_DEVICES, the driver and slots_per_node"
         for one in facts
-        if one.devices <= one.local_rank and one.devices != 1
+        if one.devices <= one.index and one.devices != 1
     ]
 
 

@@ -9,15 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from phalanx.core.gang.devices import DeviceState
 from phalanx.core.gang.placement import Node
 from phalanx.errors import ExecutorUnavailable, LaunchError
+from phalanx.executors.local.devices import DeviceSettings, LocalDevices, NoDevices
 from phalanx.executors.local.standby import NoStandby, StandbySupervisor
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.kit.clock import Clock
 from phalanx.launch import linux
+from phalanx.launch.accelerators import Found, answered
 from phalanx.launch.files import last_line, write_file
 from phalanx.launch.identity import ASSIGNMENT_NAME, EXIT_NAME, LOG_NAME, SupervisorRecord, is_held
 from phalanx.schemas.home import HomeLayout
@@ -27,6 +30,8 @@ from phalanx.schemas.wire.supervision import ExitRecord
 NODE_ID = "local"
 POOL = "local"
 ADDRESS = "127.0.0.1"
+# In the home: which device has which slot.
+DEVICES_NAME = "accelerators.json"
 _STARTED_WITHIN_S = 30.0
 # How long after the start of a job no standby is started beside it.
 _YOUNG_S = 4.0
@@ -46,7 +51,14 @@ class LocalExecutor:
         clock: Clock,
         num_cpus: int | None = None,
         keep_warm: int = 0,
+        find: Callable[[], Found] | None = None,
+        share_devices: bool = False,
     ) -> None:
+        """`find` reads the drivers of accelerators; None: the slots are CPU worker places.
+
+        Where it finds some, the slots are devices, one each, or with `share_devices` `num_slots` slots on
+        all of them.
+        """
         self._home = home
         self._num_slots = num_slots
         self._num_cpus = num_cpus or os.cpu_count() or 1
@@ -54,11 +66,25 @@ class LocalExecutor:
         self._lock = threading.Lock()
         self._children: list[subprocess.Popen[bytes]] = []
         self._gone: set[SupervisorRef] = set()
+        # Environment entries of the processes of live supervisors.
+        self._markers: set[str] = set()
         self._starting: set[Path] = set()
         self._standby = StandbySupervisor(self._num_cpus) if keep_warm > 0 else NoStandby()
+        asked = num_slots if share_devices else None
+        self._devices = self._watched(DeviceSettings(home.root / DEVICES_NAME, asked), find)
+
+    def _watched(self, settings: DeviceSettings, find: Callable[[], Found] | None) -> NoDevices:
+        first = None if find is None else answered(find)
+        if find is None or first is None or not first.devices:
+            return NoDevices()
+        return LocalDevices(settings, find, self._is_ours, self._clock, first)
+
+    def devices(self) -> Sequence[DeviceState]:
+        """See `DeviceReporter`."""
+        return self._devices.states()
 
     def inventory(self) -> Sequence[Node]:
-        """This machine."""
+        """This machine: one node, or one for each kind of its accelerators."""
         page = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         node = Node(
             id=NODE_ID,
@@ -69,7 +95,7 @@ class LocalExecutor:
             memory_bytes=page,
             splittable=True,
         )
-        return (node,)
+        return self._devices.nodes(node)
 
     def start(self, node: Node, assignment: Assignment) -> None:
         """See `Executor`. Returns when the supervisor holds its folder."""
@@ -99,6 +125,8 @@ class LocalExecutor:
             self._reap()
             self._children.append(child)
         self._await_record(node_dir, child)
+        if (record := self._record(SupervisorRef.of(assignment))) is not None:
+            self._markers.add(record.marker)
 
     def stop(self, ref: SupervisorRef) -> None:
         """See `Executor`. The reaper kills the rest; a second call kills what is left from here."""
@@ -129,6 +157,7 @@ class LocalExecutor:
     def close(self) -> None:
         """End the standby. Supervisors with work stay."""
         self._standby.close()
+        self._devices.close()
         with self._lock:
             self._reap()
 
@@ -154,6 +183,7 @@ class LocalExecutor:
             with self._lock:
                 starting = node_dir in self._starting
             return SupervisorStatus(ref, alive=starting or is_held(node_dir), exit=exit)
+        self._markers.add(record.marker)
         if record.supervisor.is_alive():
             return SupervisorStatus(ref, alive=True, exit=exit)
         if record.reaper is not None and record.reaper.is_alive():
@@ -163,7 +193,19 @@ class LocalExecutor:
         if left:
             return SupervisorStatus(ref, True, exit, f"{len(left)} processes are being killed")
         self._gone.add(ref)
+        self._markers.discard(record.marker)
         return SupervisorStatus(ref, alive=False, exit=_read_exit(node_dir))
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether a process was started by a supervisor of this executor."""
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                own = file.read().decode("utf-8", "replace").split("\0")
+        except FileNotFoundError:
+            return True  # it has ended, or belongs to another process namespace: not known
+        except OSError:
+            return False  # another user's
+        return not self._markers.isdisjoint(own)
 
     def _is_young(self, ref: SupervisorRef) -> bool:
         try:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx import __version__
+from phalanx.core.gang.devices import CUDA
 from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
 from phalanx.launch import linux
 from phalanx.launch.files import last_line, write_file
@@ -37,6 +38,8 @@ _DEVICES = re.compile(
     r"(CUDA|HIP|ROCR|ASCEND_RT)_VISIBLE_DEVICES|TPU_VISIBLE_CHIPS|ONEAPI_DEVICE_SELECTOR|"
     r"HABANA_VISIBLE_MODULES"
 )
+
+_CUDA = "CUDA_VISIBLE_DEVICES"
 
 
 class SupervisorActor:
@@ -192,6 +195,9 @@ def place(assignment: dict[str, Any], node_dir: Path, code: Path) -> None:
             if name in own:
                 env[name] = own[name]
     env.update({name: own[name] for name in own if _DEVICES.fullmatch(name)})
+    if own.get(_CUDA):
+        # Ray chooses the devices of an actor; the supervisor divides them among its ranks.
+        assignment |= {"devices": own[_CUDA].split(","), "device_kind": CUDA}
     assignment["node_dir"] = str(node_dir)
     if not os.path.isdir(assignment["cwd"]) or assignment["cwd"] == assignment["workdir"]:
         assignment["cwd"] = str(code)

@@ -30,6 +30,32 @@ class PoolView(ResponseBody):
     spec: dict[str, Any] | None = None  # its part of the pool file, for a single pool
 
 
+class DeviceUserView(ResponseBody):
+    """A process that uses a device; `used_bytes` None: its driver does not say how much."""
+
+    pid: int
+    used_bytes: int | None = None
+
+
+class DeviceView(ResponseBody):
+    """The accelerator behind one slot of a node, as its driver last described it.
+
+    `state`: free, held by a job, or closed for the `reason` given.
+    """
+
+    slot: int
+    id: str
+    state: Literal["free", "held", "closed"]
+    reason: str = ""
+    jobs: list[int] = Field(default_factory=list)
+    model: str = ""
+    kind: str = ""  # cuda or rocm
+    memory_bytes: int = 0
+    free_bytes: int = 0
+    link: str = ""  # to the other devices of the node
+    users: list[DeviceUserView] = Field(default_factory=list)
+
+
 class NodeView(ResponseBody):
     """One node of a pool."""
 
@@ -53,6 +79,8 @@ class NodeView(ResponseBody):
     price: float = 0.0
     reclaims_per_hour: float = 0.0
     reserved_for: list[int] = Field(default_factory=list)  # jobs that others leave it for
+    num_closed_slots: int = 0  # slots that are not offered: see `devices`
+    devices: list[DeviceView] = Field(default_factory=list)  # where the executor sees them
 
 
 class ProjectView(ResponseBody):

@@ -411,6 +411,7 @@ class JobSpec(Section):
             slots_per_node=plan.need.slots_per_node,
             slots_per_rank=plan.need.slots_per_rank,
             cpus_per_node=plan.cpus_per_node,
+            memory_per_node_bytes=0 if plan.need.memory is None else plan.need.memory.low,
             reference_world=plan.shape.world_size,
             env=plan.env,
             training=plan.training,

@@ -53,6 +53,12 @@ class Assignment(Message):
     own_secrets_file: str | None = None
     warm: WarmStart = Field(default_factory=WarmStart)
     cpus: int  # CPUs that this node's ranks share
+    limit_cpus: int = 0  # CPUs that they may use together; 0: no limit
+    limit_memory_bytes: int = 0  # memory that they may use together; 0: no limit
+    devices: list[str] = Field(default_factory=list)  # accelerators of its slots, in their order
+    device_kind: str = ""  # cuda or rocm: the ranks see `devices` alone; empty: as the node has it
+    slot_type: str = ""  # declared model of the devices; empty: any
+    device_memory_bytes: int = 0  # declared memory of each device; 0: any
     server_url: str
     server_file: str | None = None
     token: str

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from phalanx.core.gang.devices import shared_out
 from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.model import HOLDING, JobState
 from phalanx.core.reasons import Reason
@@ -306,7 +307,7 @@ class RowCache:
             key = (stamps, tuple(real), tuple(marks.items()))
             if self._nodes[0] != key:
                 self._nodes = (key, _laid_out(self._pools[1], real, marks))
-                layout = tuple(replace(node, closed="") for node in self._nodes[1])
+                layout = tuple(replace(node, closed="", closed_slots=()) for node in self._nodes[1])
                 if layout != self._layout:
                     self._layout, self._preferences = layout, Preferences(layout)
                     self._asked.clear()
@@ -407,7 +408,8 @@ def _laid_out(
     if pools and here:
         machine = HostDefaults(here[0].address, here[0].num_cpus, here[0].memory_bytes)
         elsewhere = (node for node in real if node.pool != LOCAL)
-        nodes = (*(node for pool in pools for node in pool.to_core(machine)), *elsewhere)
+        declared = [node for pool in pools for node in pool.to_core(machine)]
+        nodes = (*shared_out(declared, here), *elsewhere)
     return tuple(
         replace(node, closed=f"{marks[node.id].state}: {marks[node.id].reason}")
         if node.id in marks

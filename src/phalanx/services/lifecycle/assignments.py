@@ -11,7 +11,7 @@ from phalanx.core.codec import decode
 from phalanx.core.contract.gang import GangContract, RolePlace, WorldShape
 from phalanx.core.contract.job import JobContract, JobIdentity, RoleContract
 from phalanx.core.contract.secrecy import CALLER_LAYER, JOB_LAYER, layered, role_layer
-from phalanx.core.gang.placement import Node
+from phalanx.core.gang.placement import Node, NodeShare
 from phalanx.core.gang.roles import Part, part_at
 from phalanx.core.jobs.model import Attempt
 from phalanx.errors import LaunchError
@@ -65,10 +65,24 @@ def assignments(
         made.append(
             (
                 node,
-                _assignment(platform, stored, contract, gangs[part.name], place, node_rank, cpus),
+                _assignment(
+                    platform, stored, contract, gangs[part.name], place, node_rank, cpus
+                ).model_copy(update=_devices(node, share)),
             )
         )
     return made
+
+
+def _devices(node: Node, share: NodeShare) -> dict[str, object]:
+    """The accelerators behind a share's slots; those of attempts that an older release placed as well."""
+    known = node.devices
+    devices = share.devices or tuple(known[slot] for slot in share.slots if slot < len(known))
+    return {
+        "devices": list(devices),
+        "device_kind": node.device_kind,
+        "slot_type": node.slot_type,
+        "device_memory_bytes": node.device_memory_bytes,
+    }
 
 
 def _place(
@@ -115,6 +129,8 @@ def _assignment(
         own_secrets_file=str(home.job_secrets_file(num)) if own else None,
         warm=replace(contract.warm, enabled=contract.warm.enabled and adapter.forkable),
         cpus=cpus,
+        limit_cpus=gang.role.cpus_per_node,
+        limit_memory_bytes=gang.role.memory_per_node_bytes,
         server_url=platform.server_url,
         server_file=str(home.server_file),
         token=platform.supervisor_token(num, gang.attempt),

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from phalanx.core.gang.placement import Node, Placement
+from phalanx.core.gang.placement import Node, Placement, with_chosen_devices
 from phalanx.core.jobs.events import AttemptPlaced, JobEvent, StopRequested
 from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
@@ -86,6 +86,7 @@ class _Work:
     live: Mapping[int, StoredJob]  # jobs that hold slots, by number
     taken: set[tuple[str, int]]  # (node, slot) in use
     slots: Mapping[str, int]  # number of slots by node
+    devices: Mapping[str, tuple[str, ...]]  # device behind each slot, of nodes with devices
     ttl_us: int  # lifetime of a reservation
     started: list[int] = field(default_factory=list)  # jobs placed
     refused: list[int] = field(default_factory=list)  # jobs that no longer fit
@@ -109,6 +110,7 @@ def apply(platform: Platform, decided: Plan, view: SchedulerView, now: int) -> S
             live={one.job.num: one for one in holding},
             taken={slot for one in holding for slot in _held_slots(one)},
             slots={node.id: node.num_slots for node in view.nodes},
+            devices={node.id: node.devices for node in view.nodes if node.devices},
             ttl_us=round(platform.policy.config.reservation_ttl_s * _US),
         )
         queued = {n: one for n, one in starting.items() if one.job.state is JobState.QUEUED}
@@ -155,7 +157,8 @@ def _start(here: _Work, decided: Plan, queued: Mapping[int, StoredJob]) -> None:
         if stored is None or not _is_free(here, wanted):
             here.refused.append(start.job)
             continue
-        placed.append((start.job, [AttemptPlaced(stored.job.attempts + 1, start.placement)]))
+        placement = with_chosen_devices(start.placement, here.devices)
+        placed.append((start.job, [AttemptPlaced(stored.job.attempts + 1, placement)]))
         here.taken.update(wanted)
         here.started.append(start.job)
 

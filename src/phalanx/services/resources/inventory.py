@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from phalanx.core.gang.devices import Accelerator
 from phalanx.core.gang.placement import Node
 from phalanx.errors import NotFound
+from phalanx.executors.protocol import DeviceReporter
 from phalanx.kit.text import nearest
 from phalanx.schemas.api.body import at_of
-from phalanx.schemas.api.pools import ChangeView, NodeView, PoolView
+from phalanx.schemas.api.pools import ChangeView, DeviceUserView, DeviceView, NodeView, PoolView
 from phalanx.schemas.pools.pool_file import PoolSpec
 from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.services.platform import Platform
@@ -30,6 +32,7 @@ class _Inventory:
     pools: dict[str, Applied]
     marks: dict[str, NodeMark]
     reserved: dict[str, list[int]]
+    devices: dict[str, Accelerator]
 
 
 def _read(platform: Platform) -> _Inventory:
@@ -48,9 +51,16 @@ def _read(platform: Platform) -> _Inventory:
             pools={one.name: one for one in resources.pools.now(tx)},
             marks=resources.marks(tx),
             reserved=reserved,
+            devices=_devices_of(platform),
         )
 
     return platform.store.view(work)
+
+
+def _devices_of(platform: Platform) -> dict[str, Accelerator]:
+    executor = platform.executor
+    states = executor.devices() if isinstance(executor, DeviceReporter) else ()
+    return {state.id: state.device for state in states if state.device is not None}
 
 
 def list_pools(platform: Platform) -> list[PoolView]:
@@ -107,28 +117,30 @@ def _pool(found: _Inventory, name: str, nodes: Sequence[NodeView]) -> PoolView:
 
 
 def _nodes(found: _Inventory) -> list[NodeView]:
-    held: dict[str, int] = {}
-    jobs: dict[str, set[int]] = {}
+    held: dict[str, dict[int, list[int]]] = {}
     for one in found.holding:
         attempt = one.job.attempt
         for share in () if attempt is None else attempt.placement.shares:
-            held[share.node] = held.get(share.node, 0) + len(share.slots)
-            jobs.setdefault(share.node, set()).add(one.job.num)
-    return [
-        _node(found, node, held.get(node.id, 0), jobs.get(node.id, set())) for node in found.nodes
-    ]
+            here = held.setdefault(share.node, {-1: []})
+            here[-1].append(one.job.num)  # a share may have no slots
+            for slot in share.slots:
+                here.setdefault(slot, []).append(one.job.num)
+    return [_node(found, node, held.get(node.id, {})) for node in found.nodes]
 
 
-def _node(found: _Inventory, node: Node, held: int, jobs: set[int]) -> NodeView:
+def _node(found: _Inventory, node: Node, held: Mapping[int, list[int]]) -> NodeView:
     mark = found.marks.get(node.id)
     # A node without a mark is closed by its own cluster, which drains it or cannot reach it.
     state, reason = ("closed", node.closed) if node.closed else ("open", "")
     if mark is not None:
         state, reason = mark.state, mark.reason
+    closed = dict(node.closed_slots)
+    num_used = len((held.keys() | closed.keys()) - {-1})
     return NodeView.of(
         node,
-        num_free=node.num_slots - held,
-        jobs=sorted(jobs),
+        num_free=node.num_slots - num_used,
+        num_closed_slots=len(closed),
+        jobs=sorted({num for nums in held.values() for num in nums}),
         state=state,
         reason=reason,
         topology=dict(node.domains),
@@ -136,6 +148,34 @@ def _node(found: _Inventory, node: Node, held: int, jobs: set[int]) -> NodeView:
         price=node.price_per_slot_hour,
         reclaims_per_hour=node.hazard_per_hour,
         reserved_for=sorted(found.reserved.get(node.id, [])),
+        devices=[
+            _device(found.devices.get(one), one, slot, closed.get(slot, ""), held.get(slot, []))
+            for slot, one in enumerate(node.devices)
+        ],
+    )
+
+
+def _device(
+    device: Accelerator | None, name: str, slot: int, closed: str, jobs: Sequence[int]
+) -> DeviceView:
+    view = DeviceView(
+        slot=slot,
+        id=name,
+        state="closed" if closed else "held" if jobs else "free",
+        reason=closed,
+        jobs=sorted(jobs),
+    )
+    if device is None:
+        return view
+    return view.model_copy(
+        update={
+            "model": device.model,
+            "kind": device.kind,
+            "memory_bytes": device.memory_bytes,
+            "free_bytes": device.free_bytes,
+            "link": device.link,
+            "users": [DeviceUserView(pid=pid, used_bytes=used) for pid, used in device.users],
+        }
     )
 
 

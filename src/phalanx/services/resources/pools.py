@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from phalanx.core.gang.devices import shared_out
+from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.events import StopRequested
 from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
@@ -22,6 +24,7 @@ from phalanx.schemas.pools.pool_file import (
     current_form,
     read_pools,
 )
+from phalanx.services.caches.row_cache import LOCAL
 from phalanx.services.lifecycle.commit import QUEUE, commit_events
 from phalanx.services.platform import Platform
 from phalanx.services.resources.inventory import change_views, suggestion
@@ -48,6 +51,7 @@ def apply_pools(platform: Platform, file: Mapping[str, Any], now: int, actor: st
 
 
 def _apply_local(platform: Platform, found: PoolFile, now: int, actor: str) -> ApplyResponse:
+    machine = _machine(platform)
 
     def work(tx: Tx) -> ApplyResponse:
         before = {one.name: PoolSpec(**one.body) for one in resources.pools.now(tx)}
@@ -61,6 +65,7 @@ def _apply_local(platform: Platform, found: PoolFile, now: int, actor: str) -> A
         resources.pools.put(
             tx, [Applied(pool.name, pool.model_dump(mode="json"), stamp, actor) for pool in changed]
         )
+        _refuse_moving_devices(tx, machine, holding)
         _remove_stale_marks(tx, {**before, **fresh})
         tx.touched.topics.add(QUEUE)
         return ApplyResponse(changes=change_views([p.name for p in found.pools], before, changed))
@@ -75,6 +80,7 @@ def remove_pool(platform: Platform, name: str) -> None:
         _refuse_used(name, platform.store.view(platform.scheduler_cache.rows.jobs)[1])
         platform.clusters.forget(name)
         return
+    machine = _machine(platform)
 
     def work(tx: Tx) -> None:
         before = {one.name: PoolSpec(**one.body) for one in resources.pools.now(tx)}
@@ -83,6 +89,7 @@ def remove_pool(platform: Platform, name: str) -> None:
         _, holding = platform.scheduler_cache.rows.jobs(tx)
         _refuse_used(name, holding)
         resources.pools.remove(tx, name)
+        _refuse_moving_devices(tx, machine, holding)
         _remove_stale_marks(tx, {key: pool for key, pool in before.items() if key != name})
         tx.touched.topics.add(QUEUE)
 
@@ -135,6 +142,35 @@ def _refuse_cutting_off(
         raise Conflict(
             "\n".join(dict.fromkeys(str(one) for one in problems)),
             "drain the node first: `phalanx nodes drain NODE --move`",
+        )
+
+
+def _machine(platform: Platform) -> list[Node]:
+    """The nodes of this machine itself, with its accelerators."""
+    return [node for node in platform.executor.inventory() if node.pool == LOCAL]
+
+
+def _refuse_moving_devices(tx: Tx, machine: Sequence[Node], holding: Sequence[StoredJob]) -> None:
+    """Raise Conflict where the pools would give a running job's accelerator to other slots."""
+    pools = [PoolSpec(**one.body) for one in resources.pools.now(tx)]
+    nodes = shared_out([node for pool in pools for node in pool.to_core(HostDefaults())], machine)
+    behind = {
+        one: (node.id, slot)
+        for node in (nodes if pools else machine)
+        for slot, one in enumerate(node.devices)
+    }
+    problems = [
+        f"{job_label(one.job.num)} uses accelerator {device}, which would become slot {slot} of {node}"
+        for one in holding
+        if one.job.attempt is not None
+        for share in one.job.attempt.placement.shares
+        for held, device in zip(share.slots, share.devices, strict=False)
+        for node, slot in [behind.get(device, (share.node, held))]
+        if (node, slot) != (share.node, held)
+    ]
+    if problems:
+        raise Conflict(
+            "\n".join(problems), "wait for these jobs, or pause them: `phalanx pause JOB`"
         )
 
 

@@ -17,7 +17,7 @@ from phalanx.core.jobs.model import NodeOutcome
 from phalanx.core.reasons import Cause
 from phalanx.kit.clock import Clock
 from phalanx.launch import linux
-from phalanx.launch.cgroup import oom_kills
+from phalanx.launch.cgroup import group_name, oom_kills
 from phalanx.launch.command import PythonCommand
 from phalanx.launch.ports import HeldPort
 from phalanx.schemas.frameworks import framework
@@ -114,7 +114,7 @@ class Generation:
         self.failure: FailureReport | None = None
         self.stop_delivered = False
         self._ended_from_above = False
-        self._oom_kills = oom_kills()
+        self._oom_kills = _oom_kills(context.processes)
         self._announced = False
         self._killing = False
         self._killed = False
@@ -171,6 +171,8 @@ class Generation:
             cpus=assignment.cpus,
             interface=network.interface,
             place=assignment.role,
+            devices=assignment.devices,
+            device_kind=assignment.device_kind,
         )
         env = rank_environment(adapter, gang, orders, contract, node)
         launch = LaunchRequest(env, assignment.cwd, rank.open_pipes())
@@ -247,14 +249,9 @@ class Generation:
                 exits,
                 node_rank=self._context.assignment.node_rank,
                 stepped=self.records.step is not None or self._orders.restarts > 0,
-                oom_killed=self._has_oom_kills(),
+                oom_killed=_more(self._oom_kills, _oom_kills(self._context.processes)),
             )
         )
-
-    def _has_oom_kills(self) -> bool:
-        """Whether the kernel has killed in this memory group since the generation was created."""
-        now = oom_kills()
-        return now is not None and self._oom_kills is not None and now > self._oom_kills
 
     def fail(
         self, message: str, cause: Cause, rank: int | None = None, traceback: str = ""
@@ -405,6 +402,15 @@ def open_checkpoint_folder(
     return WatchedCheckpointFolder(
         facts, context.clock, outside, line_metrics.add_folder_record, line_metrics.progress, intact
     )
+
+
+def _more(before: int | None, now: int | None) -> bool:
+    """Whether the kernel has killed in this memory group since the generation was created."""
+    return now is not None and before is not None and now > before
+
+
+def _oom_kills(processes: ProcessTree) -> int | None:
+    return oom_kills(name=group_name(processes.reaper.process.pid))
 
 
 def _is_clean(rank: LocalRank) -> bool:

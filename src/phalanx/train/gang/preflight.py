@@ -85,7 +85,7 @@ def facts_of(info: RankInfo, address: str, port: int) -> RankFacts:
     devices, device = 0, ""
     if torch.cuda.is_available():
         devices = torch.cuda.device_count()
-        device = str(torch.cuda.get_device_properties(info.local_rank % devices).uuid)
+        device = str(torch.cuda.get_device_properties(info.device_index(devices)).uuid)
         versions |= {
             "NCCL": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
             "CUDA": str(torch.version.cuda),
@@ -101,6 +101,7 @@ def facts_of(info: RankInfo, address: str, port: int) -> RankFacts:
         pid=os.getpid(),
         versions=versions,
         devices=devices,
+        wants=info.local_rank if info.local_device is None else info.local_device,
         device=device,
         address=address,
         port=port,

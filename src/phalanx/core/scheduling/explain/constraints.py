@@ -175,12 +175,31 @@ def _closed(index: SlotIndex, job: QueuedJob, groups: Sequence[NodeGroup]) -> li
     closed = [
         node for i, node in enumerate(index.nodes) if node.closed and index.group_of[i] in groups
     ]
+    found = _closed_slots(index, job, groups)
     if not closed:
-        return []
+        return found
     slots = sum(node.num_slots for node in closed)
     why = ", ".join(sorted({node.closed for node in closed}))
     text = f"{len(closed)} suitable nodes with {slots} slots are closed ({why}): {_some(closed)}"
     names = tuple(node.id for node in closed)
+    return [Constraint(Binding.CLOSED_NODES, text, job.num_slots, slots, "slots", names), *found]
+
+
+def _closed_slots(
+    index: SlotIndex, job: QueuedJob, groups: Sequence[NodeGroup]
+) -> list[Constraint]:
+    """Single slots of open nodes that are not offered."""
+    nodes = [
+        node
+        for i, node in enumerate(index.nodes)
+        if node.closed_slots and not node.closed and index.group_of[i] in groups
+    ]
+    if not nodes:
+        return []
+    slots = sum(len(node.closed_slots) for node in nodes)
+    why = ", ".join(sorted({reason for node in nodes for _, reason in node.closed_slots}))
+    text = f"{slots} suitable slots are closed ({why}): {_some(nodes)}"
+    names = tuple(node.id for node in nodes)
     return [Constraint(Binding.CLOSED_NODES, text, job.num_slots, slots, "slots", names)]
 
 

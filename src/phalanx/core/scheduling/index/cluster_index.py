@@ -27,6 +27,8 @@ from phalanx.core.scheduling.model.planning_input import (
 from phalanx.core.scheduling.model.urgency import kind_key
 from phalanx.errors import InvariantBroken
 
+_NO_SHAPE = GangShape(0, 0, 0)
+
 
 class EquivalenceClass:
     """Queued jobs that only their time of arrival tells apart: if the first cannot start, none can."""
@@ -40,13 +42,19 @@ class EquivalenceClass:
         "jobs",
         "key",
         "kind",
+        "line",
         "request",
         "request_num",
         "sample",
     )
 
     def __init__(
-        self, key: tuple[object, ...], sample: QueuedJob, request_num: int, groups: list[NodeGroup]
+        self,
+        key: tuple[object, ...],
+        sample: QueuedJob,
+        request_num: int,
+        groups: list[NodeGroup],
+        lines: Lines,
     ) -> None:
         self.key = key
         self.request_num = request_num
@@ -56,10 +64,23 @@ class EquivalenceClass:
         self.kind: KindKey = kind_key(sample)
         self.attained_bin = bin_of(sample.attained_slot_s)
         self.groups = groups
+        # The classes that differ from this one in the size of the gang alone, itself included.
+        self.line: list[EquivalenceClass] = lines.setdefault(line_key(sample), [])
+        self.line.append(self)
         self.jobs: list[tuple[int, int]] = []
         self.base = 0.0
         self.base_version = -1
         self.base_seen = -1
+
+    def leave(self, lines: Lines) -> None:
+        """Leave the line; an empty one is dropped."""
+        self.line.remove(self)
+        if not self.line:
+            del lines[line_key(self.sample)]
+
+
+Lines = dict[tuple[object, ...], list[EquivalenceClass]]
+"""Queued classes by what they have in common beside the size of their gangs."""
 
 
 def _typical(job: QueuedJob) -> QueuedJob:
@@ -94,6 +115,16 @@ def class_key(job: QueuedJob) -> tuple[object, ...]:
         None if job.remaining_s is None else bin_of(job.remaining_s),
         None if job.max_duration_s is None else bin_of(job.max_duration_s),
     )
+
+
+def line_key(job: QueuedJob) -> tuple[object, ...]:
+    """Return the key that is equal for two jobs that differ in the size of their gang alone."""
+    request = replace(request_of(job), shape=_NO_SHAPE)
+    attained = bin_of(job.attained_slot_s / max(job.num_slots, 1))
+    left = None if job.remaining_s is None else bin_of(job.remaining_s)
+    limit = None if job.max_duration_s is None else bin_of(job.max_duration_s)
+    elastic = job.min_nodes is not None
+    return (job.project, job.priority, request, job.kind, elastic, attained, left, limit)
 
 
 @dataclass(slots=True)
@@ -136,6 +167,7 @@ class ClusterIndex:
         self._submitted: dict[int, QueuedJob] = {}  # jobs that wait on other terms than at first
         self._patience: list[tuple[int, int]] = []  # (end, job): waits for a preferred level
         self.classes: dict[tuple[object, ...], EquivalenceClass] = {}
+        self._lines: Lines = {}
         self.class_of: dict[int, EquivalenceClass] = {}
         self.deferred: dict[int, int] = {}
         self.demand: dict[str, int] = {}
@@ -238,6 +270,7 @@ class ClusterIndex:
         del eq_class.jobs[bisect_left(eq_class.jobs, (job.owed_since, num))]
         if not eq_class.jobs:
             del self.classes[eq_class.key]
+            eq_class.leave(self._lines)
 
     def groups_for(self, request: NodeRequest) -> list[NodeGroup]:
         """Node groups that may host such a job, best first."""
@@ -253,7 +286,7 @@ class ClusterIndex:
             request = request_of(job)
             number = self._requests.setdefault(request, len(self._requests))
             eq_class = self.classes[key] = EquivalenceClass(
-                key, job, number, self.groups_for(request)
+                key, job, number, self.groups_for(request), self._lines
             )
         insort(eq_class.jobs, (job.owed_since, job.num))
         self.class_of[job.num] = eq_class

@@ -15,7 +15,7 @@ class EmptyCluster:
     """The cluster as if nothing ran on it and no node were closed; answers are kept by request."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self._index = SlotIndex(replace(node, closed="") for node in nodes)
+        self._index = SlotIndex(replace(node, closed="", closed_slots=()) for node in nodes)
         self._known: dict[NodeRequest, bool] = {}
 
     def can_hold(self, job: QueuedJob) -> bool:

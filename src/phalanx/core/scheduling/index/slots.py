@@ -108,8 +108,10 @@ class SlotIndex:
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes: tuple[Node, ...] = tuple(nodes)
         self.num_of: dict[str, int] = {node.id: i for i, node in enumerate(self.nodes)}
-        self.free: list[int] = [(1 << node.num_slots) - 1 for node in self.nodes]
-        self.num_free: list[int] = [node.num_slots for node in self.nodes]
+        # Slots that may be held; others are closed, and count as held for ever.
+        self.offered: list[int] = [_offered(node) for node in self.nodes]
+        self.free: list[int] = list(self.offered)
+        self.num_free: list[int] = [mask.bit_count() for mask in self.free]
         self.cpus: list[int] = [node.num_cpus for node in self.nodes]
         self.memory: list[int] = [node.memory_bytes for node in self.nodes]
         self.groups: list[NodeGroup] = []
@@ -275,7 +277,7 @@ class SlotIndex:
         for share, (num_cpus, num_bytes) in zip(placement.shares, wants, strict=True):
             node = self.num_of.get(share.node)
             if node is not None:
-                inside = mask_of(share.slots) & ((1 << self.nodes[node].num_slots) - 1)
+                inside = mask_of(share.slots) & self.offered[node]
                 found.append(Allocation(node, inside, num_cpus, num_bytes))
         return found
 
@@ -307,6 +309,13 @@ class SlotIndex:
             [group.state() for group in self.groups],
             rooms,
         )
+
+
+def _offered(node: Node) -> int:
+    mask: int = (1 << node.num_slots) - 1
+    for slot, _ in node.closed_slots:
+        mask &= ~(1 << slot)
+    return mask
 
 
 def _group_key(node: Node) -> GroupKey:

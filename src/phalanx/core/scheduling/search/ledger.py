@@ -52,6 +52,10 @@ class Ledger:
 
     def urgency(self, eq_class: EquivalenceClass, since: int) -> float:
         """Return the learned urgency of a job of this class, raised by its wait."""
+        return aged(self._base(eq_class), (self.now - since) / US, self.config)
+
+    def _base(self, eq_class: EquivalenceClass) -> float:
+        """Return the urgency of a class before waits."""
         history = self.cluster.history
         if eq_class.base_seen != history.num_observed:
             eq_class.base_seen, version = history.num_observed, history.version(eq_class.kind)
@@ -60,7 +64,18 @@ class Ledger:
                 eq_class.base = base_urgency(
                     eq_class.sample, eq_class.kind, eq_class.attained_bin, history, self.config
                 )
-        return aged(eq_class.base, (self.now - since) / US, self.config)
+        return eq_class.base
+
+    def _in_line(self, eq_class: EquivalenceClass, since: int) -> float:
+        """Return the urgency that orders a job of this class among all jobs.
+
+        Size alone must not decide: of jobs that differ in nothing else the first submitted goes first, so
+        all of them have the urgency of the most urgent size.
+        """
+        if len(eq_class.line) == 1:
+            return self.urgency(eq_class, since)
+        base = max([self._base(one) for one in eq_class.line])
+        return aged(base, (self.now - since) / US, self.config)
 
     def _turn(self, eq_class: EquivalenceClass, since: int) -> float:
         """Return the urgency that orders a job of this class.
@@ -68,7 +83,7 @@ class Ledger:
         A large job that was preempted goes before the large jobs of its priority that have not run: it
         made room for small jobs, and no other large job may profit from that.
         """
-        urgency = self.urgency(eq_class, since)
+        urgency = self._in_line(eq_class, since)
         if not eq_class.attained_bin or eq_class.sample.num_slots <= self.largest_small():
             return urgency
         return max(urgency, self._first_large(eq_class.sample.priority) * _JUST_BEFORE)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
 from phalanx.core.gang.placement import GangShape
 from phalanx.core.scheduling import (
+    ClusterIndex,
     PlannerConfig,
     PlanningInput,
     Project,
     QueuedJob,
     Reservation,
+    plan,
 )
+from phalanx.core.scheduling.model.durations import History, KindKey, size_class
 from phalanx.core.scheduling.stages import queue
 from phalanx.core.scheduling.stages.queue import QueueHead, Verdict
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
@@ -220,3 +224,54 @@ class TestVerdicts:
         state = waiting(*pair)
         assert len(state.cluster.classes) == 2
         assert len(self.seen(state, {1: Verdict.BLOCKED})) == 2
+
+
+class TestOrderOfSizes:
+    """Jobs that differ in nothing but the size of their gang start in the order of their submits."""
+
+    @staticmethod
+    def first(*jobs, history=None):
+        """The first job that starts on four free slots."""
+        decided = plan(
+            PlanningInput(nodes(1), (), jobs, history=history or History()), 3600 * 1_000_000
+        )
+        return decided.starts[0].job
+
+    @staticmethod
+    def job(num, slots, at_s, **more):
+        return replace(queued(num, 1, slots, **more), submitted_at=at_s * 1_000_000)
+
+    @pytest.mark.parametrize(("early", "late"), [(3, 4), (1, 4), (4, 3), (4, 1)])
+    def test_the_earlier_submit_starts_first(self, early, late):
+        assert self.first(self.job(1, early, 0), self.job(2, late, 6)) == 1
+        # Whatever the numbers of the jobs are.
+        assert self.first(self.job(9, early, 0), self.job(2, late, 6)) == 9
+
+    @pytest.mark.parametrize("known", [1, 4])
+    def test_that_jobs_of_one_size_have_ended_changes_nothing(self, known):
+        history = History()
+        for _ in range(30):
+            history.observe(KindKey("", "", size_class(known)), 60.0)
+        jobs = self.job(1, 3, 0), self.job(2, 4, 6)
+        assert self.first(*jobs, history=history) == 1
+
+    def test_the_same_limit_changes_nothing(self):
+        jobs = (self.job(n, s, t, max_duration_s=600.0) for n, s, t in ((1, 4, 0), (2, 1, 6)))
+        assert self.first(*jobs) == 1
+
+    def test_a_job_that_is_known_to_be_short_still_goes_first(self):
+        history = History()
+        for _ in range(30):
+            history.observe(KindKey("", "long", size_class(3)), 1e6)
+            history.observe(KindKey("", "short", size_class(4)), 60.0)
+        jobs = self.job(1, 3, 0, kind="long"), self.job(2, 4, 6, kind="short")
+        assert self.first(*jobs, history=history) == 2
+
+    def test_jobs_of_one_line_come_and_go(self):
+        cluster = ClusterIndex.of(PlanningInput(nodes(1), (), ()))
+        for num, slots, at_s in ((1, 3, 0), (2, 4, 6), (3, 3, 7)):
+            cluster.submit(self.job(num, slots, at_s))
+        assert len(cluster.class_of[2].line) == 2
+        for num in (1, 3, 2):
+            cluster.withdraw(num)
+        assert not cluster._lines
