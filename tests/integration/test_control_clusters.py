@@ -3,7 +3,7 @@
 import pytest
 
 from integration.rig import Rig
-from phalanx.errors import Conflict, NotFound, ServerError
+from phalanx.errors import Conflict, NotFound, NotSupported, ServerError
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.ray_pools import RayPool
@@ -67,5 +67,5 @@ def test_what_cannot_be_connected_is_not_kept(rig: Rig, clusters: HomeClusters, 
 
 
 def test_a_control_plane_without_a_home_for_them_says_so(rig: Rig):
-    with pytest.raises(ServerError, match="pool far is a cluster"):
+    with pytest.raises(NotSupported, match="pool far is a cluster"):
         apply_pools(rig.platform, FILE, 1, "me")
