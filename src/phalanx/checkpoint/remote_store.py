@@ -19,6 +19,7 @@ from phalanx.kit.clock import backoff_s
 
 _T = TypeVar("_T")
 _PART_BYTES = 8 << 20
+_PIECE_BYTES = 8 << 20  # of a stream: every piece is a change between threads
 _PARTS_AT_ONCE = 12
 _MAX_PARTS = 9000  # S3 takes 10,000
 _ATTEMPTS = 6
@@ -127,7 +128,7 @@ class ObjectStore:
         """An object, piece by piece; a break in the middle raises, too. Raises NotFound."""
         answer = self._retried(lambda: self._client.get(name))
         try:
-            for piece in answer.stream(min_chunk_size=1 << 20):
+            for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
                 yield memoryview(piece)
         except Exception as error:
             raise _translated(error) from error

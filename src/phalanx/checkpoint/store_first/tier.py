@@ -28,7 +28,7 @@ from phalanx.kit.clock import backoff_s
 
 NEAR = ".near"
 _TRIES = 5
-_PIPE_BYTES = 1 << 20
+_PIPE_BYTES = (16 << 20, 1 << 20)  # the second is what every user may have
 _LOOK_S = 1.0
 
 Pieces = Callable[[], Iterable[Any]]
@@ -184,8 +184,10 @@ class StoreFirstTier(RemoteTier):
             os.close(self._data_fd)
         read_fd, self._data_fd = os.pipe()
         try:
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(self._data_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            for size in _PIPE_BYTES:
+                with contextlib.suppress(OSError):
+                    fcntl.fcntl(self._data_fd, fcntl.F_SETPIPE_SZ, size)
+                    break
             os.set_blocking(self._data_fd, False)
             more = {"data_fd": read_fd, "order": list(self._order)}
             return super()._start(more, (read_fd,))
