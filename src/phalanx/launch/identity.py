@@ -16,6 +16,7 @@ from phalanx.launch.files import folder_identity, try_lock, write_file
 ASSIGNMENT_NAME = "assignment.json"
 RECORD_NAME = "supervisor.json"
 LOCK_NAME = "lock"
+DATA_LINKS = "data"
 LOG_NAME = "supervisor.log"
 EXIT_NAME = "exit.json"
 TAG_VARIABLE = "PHALANX_SUPERVISOR"

@@ -70,6 +70,11 @@ class HomeLayout:
         return self.root / "python"
 
     @property
+    def data_dir(self) -> Path:
+        """Copies of inputs on this machine, by fingerprint; see `train.programs.staging`."""
+        return self.root / "data"
+
+    @property
     def checkpoints_dir(self) -> Path:
         """The default checkpoint store: `<checkpoints_dir>/<project>/<job label>/step-…`."""
         return self.root / "checkpoints"

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from phalanx.core.contract.job import data_variable
 from phalanx.core.gang.placement import omp_num_threads
 from phalanx.launch import accept_guard, linux
 from phalanx.launch.command import PythonCommand, parse_python, same_python, sensitive
 from phalanx.launch.files import try_lock
 from phalanx.launch.identity import (
+    DATA_LINKS,
     LOCK_NAME,
     LOG_NAME,
     TAG_VARIABLE,
@@ -85,6 +87,9 @@ def _boot(
     if data.get("secrets") or data.get("own_secrets"):
         # Values stay in memory; the assignment on disk holds only their names.
         data["env"] = {**data["env"], **_secrets(data)}
+    links = Path(data["node_dir"], DATA_LINKS)
+    inputs = {data_variable(name): str(links / name) for name in data.get("data") or {}}
+    data["env"] = {**data["env"], **inputs}
     record = SupervisorRecord(this_process(), ProcessIdentity.of(reaper.process.pid), tag)
     record.write(Path(data["node_dir"]))
     env: dict[str, str] = {"PYTHONUNBUFFERED": "1", **data["env"]}

@@ -1,15 +1,18 @@
-"""Preparation of a node before its first ranks start: devices, Python environment, setup command."""
+"""Preparation of a node before its first ranks: devices, Python environment, inputs, setup."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from phalanx.core.reasons import Cause
 from phalanx.launch.files import write_file
+from phalanx.launch.identity import DATA_LINKS
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.supervise.device_check import DeviceCheck
 from phalanx.supervise.packages.plan import VERDICT, EnvironmentPlan
@@ -17,6 +20,9 @@ from phalanx.supervise.processes import LaunchRequest, ProcessObserver, ProcessT
 from phalanx.supervise.ranks.generation import Generation
 
 _REQUEST = "packages.json"
+_STAGING, _STAGING_LOG = "staging.json", "staging.log"
+# The exit code of a program that did not find what it was told.
+_NOT_THERE = 102
 _TAIL_BYTES = 4096
 # The shell's own codes for a command that does not exist or cannot be executed.
 _NOT_EXECUTABLE = (126, 127)
@@ -34,17 +40,18 @@ class Preparation:
     ) -> None:
         self._devices = DeviceCheck(assignment, processes)
         self._environment = EnvironmentBuild(assignment, processes, plan)
+        self._staging = DataStaging(assignment, processes)
         self._setup = SetupCommand(assignment, processes)
 
     def run(self, generation: Generation, then: Then) -> None:
-        """Check the devices, build the Python environment, run the setup command, and call `then`.
+        """Check devices, build the environment, stage inputs, run the setup command, and call `then`.
 
         Steps that are done are skipped. A step that fails ends `generation`, and `then` is not called.
         """
-        self._devices.run(
-            generation,
-            lambda: self._environment.run(generation, lambda: self._setup.run(generation, then)),
-        )
+        steps = (self._devices, self._environment, self._staging, self._setup)
+        for step in reversed(steps):
+            then = partial(step.run, generation, then)
+        then()
 
 
 class PreparationStep(ProcessObserver):
@@ -153,6 +160,71 @@ class EnvironmentBuild(PreparationStep):
         return Cause.START_FAILED, said, ""
 
 
+class DataStaging(PreparationStep):
+    """Copies the job's inputs to this node in a child process, until that has succeeded once.
+
+    The copies stay locked for as long as this process lives, so that no other job's staging deletes them.
+    """
+
+    phase = "data"
+    failed = "inputs could not be staged"
+    _held: tuple[int, ...] | None = None
+
+    def run(self, generation: Generation, then: Then) -> None:
+        """Call `then` once every input is on this node."""
+        assignment, folder = self._assignment, Path(self._assignment.node_dir)
+        if self._held is not None or not assignment.data or assignment.data_root is None:
+            then()
+            return
+        request = {
+            "root": assignment.data_root,
+            "links": str(folder / DATA_LINKS),
+            "inputs": dict(assignment.data),
+        }
+        try:
+            write_file(folder / _STAGING, json.dumps(request).encode())
+            output = open_output(folder / _STAGING_LOG)
+        except OSError as error:
+            generation.fail(f"{self.failed}: {error}", Cause.START_FAILED)
+            return
+        argv = [
+            sys.executable,
+            "-P",
+            "-m",
+            "phalanx.train.programs.staging",
+            str(folder / _STAGING),
+        ]
+        launch = LaunchRequest(assignment.env, assignment.workdir, output)
+        self._start(generation, then, argv, launch)
+
+    def exited(self, status: int, at: int) -> None:
+        """See `ProcessObserver`."""
+        generation = self._ended()
+        if generation is None or generation.ending:
+            return
+        said = tail_of(Path(self._assignment.node_dir, _STAGING_LOG))
+        code = os.waitstatus_to_exitcode(status)
+        if code == 0:
+            try:
+                self._held = tuple(map(self._hold, self._assignment.data))
+            except OSError as error:
+                generation.fail(f"{self.failed}: {error}", Cause.START_FAILED)
+                return
+            self._then()
+            return
+        message = said.strip().rpartition("\n")[2] or f"{self.failed}: it {_how(status)}"
+        cause = Cause.USER_ERROR if code == _NOT_THERE else Cause.START_FAILED
+        generation.fail(message, cause, traceback=said)
+
+    def _hold(self, name: str) -> int:
+        """Lock the copy of an input, shared. Raises OSError where it has just been deleted."""
+        target = os.path.realpath(Path(self._assignment.node_dir, DATA_LINKS, name))
+        descriptor = os.open(f"{target}.lock", os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        os.stat(target)
+        return descriptor
+
+
 class SetupCommand(PreparationStep):
     """Runs the job's `setup` command until it has succeeded once on this node."""
 
@@ -167,13 +239,11 @@ class SetupCommand(PreparationStep):
             then()
             return
         try:
-            stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            output = os.open(self._log, flags, 0o600)
+            output = open_output(self._log)
         except OSError as error:
             generation.fail(f"{self.failed}: {error}", Cause.START_FAILED)
             return
-        launch = LaunchRequest(assignment.env, assignment.cwd, (stdin, output, output))
+        launch = LaunchRequest(assignment.env, assignment.cwd, output)
         self._start(generation, then, assignment.setup, launch)
 
     @property
@@ -192,13 +262,22 @@ class SetupCommand(PreparationStep):
             self._then()
         elif code != 0:
             cause = Cause.USER_ERROR if code in _NOT_EXECUTABLE else Cause.START_FAILED
-            generation.fail(f"setup {_how(status)}", cause, traceback=self._tail())
+            generation.fail(f"setup {_how(status)}", cause, traceback=tail_of(self._log))
 
-    def _tail(self) -> str:
-        try:
-            return self._log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
-        except OSError:
-            return ""
+
+def open_output(log: Path) -> tuple[int, int, int]:
+    """Standard input, output and error of a program that writes a log. Raises OSError."""
+    stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    return stdin, output, output
+
+
+def tail_of(log: Path) -> str:
+    """The end of a log; empty where there is none."""
+    try:
+        return log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _how(status: int) -> str:

@@ -1,5 +1,6 @@
 """What happens before the ranks of a node start, without processes."""
 
+import fcntl
 import os
 from types import SimpleNamespace
 
@@ -58,7 +59,7 @@ class Generation:
 def prepare(tmp_path):
     """Begin the preparation of a generation; returns it, the processes and the calls of `then`."""
 
-    def begin(plan=None, setup=None):
+    def begin(plan=None, setup=None, data=None):
         assignment = Assignment(
             gang=gang_contract(1),
             node_rank=0,
@@ -72,6 +73,8 @@ def prepare(tmp_path):
             server_url="http://nowhere",
             token="t",
             setup=setup,
+            data=data or {},
+            data_root=str(tmp_path / "root"),
         )
         generation, processes, calls = Generation(tmp_path), Processes(), []
         preparation = Preparation(assignment, processes, plan or EnvironmentPlan())
@@ -114,3 +117,42 @@ def test_a_setup_that_succeeded_does_not_run_again(prepare):
     rig.run()
     assert rig.calls == ["ranks", "ranks"]
     assert len(rig.processes.started) == 1
+
+
+def staged(tmp_path):
+    """What the program leaves behind: the copy, its lock, and the link."""
+    (tmp_path / "root" / "f1").mkdir(parents=True)
+    (tmp_path / "root" / "f1.lock").touch()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train").symlink_to(tmp_path / "root" / "f1")
+
+
+@pytest.mark.leaves("a supervisor keeps its locks until its process ends")
+def test_inputs_are_staged_before_setup_and_stay_locked(prepare, tmp_path):
+    rig = prepare(setup="true", data={"train": "/far"})
+    assert rig.generation.records.phase == "data"
+    staged(tmp_path)
+    rig.processes.started[0].exited(0, 1)
+    assert (rig.generation.records.phase, rig.calls) == ("setup", [])
+    with open(tmp_path / "root" / "f1.lock") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    rig.processes.started[1].exited(0, 2)
+    rig.run()
+    assert (rig.calls, len(rig.processes.started)) == (["ranks", "ranks"], 2)
+
+
+@pytest.mark.parametrize(("code", "cause"), [(102, Cause.USER_ERROR), (1, Cause.START_FAILED)])
+def test_a_failed_staging_says_its_last_line(prepare, tmp_path, code, cause):
+    rig = prepare(data={"train": "/far"})
+    (tmp_path / "staging.log").write_text("data a: staged\ndata train: there is no /far\n")
+    rig.processes.started[0].exited(code << 8, 1)
+    assert rig.generation.failures == [("data train: there is no /far", cause)]
+    assert rig.calls == []
+
+
+def test_a_copy_that_was_deleted_at_once_is_staged_again_at_the_next_start(prepare, tmp_path):
+    rig = prepare(data={"train": "/far"})
+    rig.processes.started[0].exited(0, 1)
+    assert rig.generation.failures[0][1] is Cause.START_FAILED
+    rig.run()
+    assert len(rig.processes.started) == 2

@@ -118,6 +118,11 @@ class RoleContract:
     required: bool = True
 
 
+def data_variable(name: str) -> str:
+    """The environment variable of a rank with the path of an input."""
+    return "PHALANX_DATA_" + "".join(one if one.isalnum() else "_" for one in name).upper()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContract:
     """The part of a job that all its attempts share; `roles` in the order of their node ranks."""
@@ -126,6 +131,8 @@ class JobContract:
     setup: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
+    #: inputs that are staged before the start: path or URL by name
+    data: Mapping[str, str] = field(default_factory=dict)
     #: names of variables with values in the job's file of secrets, by layer: `caller`, `job`, `role.NAME`
     withheld: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warm: WarmStart = WarmStart()

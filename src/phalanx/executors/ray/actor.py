@@ -104,6 +104,8 @@ class SupervisorActor:
             place(assignment, self._node_dir, files.code_dir(job, attempt, node_rank))
             if assignment.get("python"):
                 assignment["python"]["root"] = str(files.python_dir)
+            if assignment.get("data"):
+                assignment["data_root"] = str(files.data_dir)
             path = self._node_dir / ASSIGNMENT_NAME
             write_file(path, json.dumps(assignment).encode())
             return {**self._start(path, self._node_dir), "cached": cached}

@@ -60,6 +60,11 @@ class NodeFiles:
         """Python environments of jobs, by their content."""
         return self.root / "python"
 
+    @property
+    def data_dir(self) -> Path:
+        """Copies of jobs' inputs, by their fingerprint."""
+        return self.root / "data"
+
     def prune(self, now_s: float) -> None:
         """Delete the folders of attempts that ended long ago, and all but the newest archives."""
         for folder in self.root.glob("jobs/j-*/a*"):

@@ -275,7 +275,8 @@ class JobSpec(Section):
     data: dict[Name, NotEmpty] = Field(
         default_factory=dict,
         max_length=MAX_ENTRIES,
-        description="Named inputs, staged before the start.",
+        description="Inputs by name: an absolute path or a URL, copied to each node before the start; "
+        "ranks find them at PHALANX_DATA_<NAME>.",
     )
     placement: PlacementWish = Field(
         default_factory=PlacementWish, description="Limits on where the gang is placed."
@@ -396,6 +397,7 @@ class JobSpec(Section):
             setup=self.setup,
             env=dict(self.env),
             secrets=tuple(self.secrets),
+            data=dict(self.data),
             warm=WarmStart(self.warm.enabled, tuple(self.warm.imports)),
             python=None if self.python is None else self.python.to_core(),
         )

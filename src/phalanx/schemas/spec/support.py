@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from phalanx.core.contract.job import data_variable
 from phalanx.core.frameworks.adapter import REGISTRY
 from phalanx.core.gang import meshes
 from phalanx.core.gang.roles import WORKER
@@ -78,7 +79,6 @@ _NOT_YET: tuple[tuple[str, Callable[[JobSpec], Any], str, str], ...] = (
         "remove these",
     ),
     ("checkpoint", _trees_elsewhere, "store, encryption and compress with jax", "remove these"),
-    ("data", _given("data"), "staged inputs", "let the script read its data itself"),
     ("mounts", _given("mounts"), "mounts", "remove it"),
     ("budget", _given("budget"), "cost limits", "remove it or use `max_duration`"),
     ("depends_on", _given("depends_on"), "dependencies", "use `phalanx wait` in between"),
@@ -96,7 +96,20 @@ def check_supported(spec: JobSpec) -> list[Problem]:
     ]
     if spec.run is None and not spec.roles:
         problems.append(Problem("run", "is required: the command of every rank"))
-    return problems + _role_problems(spec) + _strategy(spec)
+    return problems + _inputs(spec) + _role_problems(spec) + _strategy(spec)
+
+
+def _inputs(spec: JobSpec) -> list[Problem]:
+    """Inputs that cannot be found from a node, or share a variable."""
+    problems, taken = [], dict[str, str]()
+    for name, where in spec.data.items():
+        if not where.startswith("/") and "://" not in where:
+            problems.append(Problem(f"data.{name}", "must be an absolute path or a URL", where))
+        other = taken.setdefault(data_variable(name), name)
+        if other != name:
+            said = f"has the variable of {other}, {data_variable(name)}; choose another name"
+            problems.append(Problem(f"data.{name}", said))
+    return problems
 
 
 def _strategy(spec: JobSpec) -> list[Problem]:

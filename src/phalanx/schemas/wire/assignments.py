@@ -46,6 +46,8 @@ class Assignment(Message):
     command: list[str] | str
     setup: str | None = None
     python: PythonPackages | None = None
+    data: dict[str, str] = Field(default_factory=dict)  # inputs to stage: path or URL by name
+    data_root: str | None = None  # folder of this node for copies of inputs
     env: dict[str, str]
     secrets: list[str] = Field(default_factory=list)
     secrets_dir: str | None = None

@@ -122,6 +122,8 @@ def _assignment(
         command=adapter.command(gang.role, cpus).argv,
         setup=contract.setup,
         python=None if python is None else PythonPackages(root=str(home.python_dir), wanted=python),
+        data=dict(contract.data),
+        data_root=str(home.data_dir) if contract.data else None,
         env=env,
         secrets=list(contract.secrets),
         secrets_dir=str(home.secrets_dir(facts.project)) if contract.secrets else None,

@@ -90,6 +90,15 @@ def test_every_live_field_is_read_and_supported():
     assert spec.labels["cost-center"] == "42"
 
 
+def test_inputs_have_places_and_variables_of_their_own():
+    text = "{run: x, data: {train: far/away, a-b: /x, a.b: 's3://bucket/y'}}"
+    found = {one.path: str(one) for one in check_supported(load_spec(text))}
+    assert "must be an absolute path or a URL" in found["data.train"]
+    assert "has the variable of a-b, PHALANX_DATA_A_B" in found["data.a.b"]
+    spec = load_spec("{run: x, data: {train: 's3://bucket/y'}}")
+    assert check_supported(spec) == [] and spec.to_contract().data == {"train": "s3://bucket/y"}
+
+
 def test_what_the_planner_wants_to_know():
     spec = load_spec(
         """
@@ -141,7 +150,7 @@ def test_every_field_that_is_not_built_yet_is_refused_by_name():
     refused = {one.path for one in check_supported(load_spec(EVERYTHING))}
     expected = (
         "class checkpoint env_compat image resources.nodes resources.cpus resources.memory "
-        "resources.shm resources.accelerator_memory data mounts budget depends_on array schedule"
+        "resources.shm resources.accelerator_memory mounts budget depends_on array schedule"
     )
     assert refused == set(expected.split())
 
@@ -151,7 +160,7 @@ def test_no_field_is_neither_live_nor_refused():
     live = (
         "schema name project labels run setup framework workdir resources pool priority "
         "max_duration grace checkpoint recovery warm env training secrets stall placement "
-        "preemptible metrics python roles"
+        "preemptible metrics python roles data"
     )
     refused = {one.path.partition(".")[0] for one in check_supported(load_spec(EVERYTHING))}
     known = {field.alias or name for name, field in JobSpec.model_fields.items()}

@@ -164,7 +164,7 @@ class ObjectSource:
         """Open the object in the cache, fetched and checked first when it is missing."""
         key = f"{self.where}\n{name}\n{size}\n{digest or self._versions.get(name, '')}"
         return self.cache.open(
-            key, size, lambda path: self._fill(name, size, digest, path), make_room
+            key, size, lambda path: self.fetch(name, size, digest, path), make_room
         )
 
     def read(self, name: str, size: int | None = None, digest: str | None = None) -> Any:
@@ -186,8 +186,8 @@ class ObjectSource:
             file.flush()
             self.store.store(name, Path(file.name))
 
-    def _fill(self, name: str, size: int, digest: str | None, path: Path) -> None:
-        """Fetch an object into the cache; damaged data are fetched again before an error is raised."""
+    def fetch(self, name: str, size: int, digest: str | None, path: Path) -> None:
+        """Fetch an object into a file; damaged data are fetched again before an error is raised."""
         algorithm = digest.partition(":")[0] if digest else None
         problem: DataCorrupt | DataUnavailable | None = None
         for _ in range(_TRIES):
