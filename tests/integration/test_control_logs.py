@@ -12,6 +12,7 @@ from integration.rig import Rig, ScriptedSupervisor, open_rig
 from phalanx.schemas.wire import supervision as wire
 from phalanx.server.settings import RetentionSettings, Settings
 from phalanx.services.lifecycle import leftover_logs
+from phalanx.services.lifecycle.retention import RetentionProgress, retention_step
 
 pytestmark = pytest.mark.integration
 SMALL = {"nodes": 1, "slots_per_node": 1}
@@ -139,3 +140,26 @@ def test_a_job_has_a_limit_and_keeps_its_beginning_and_its_newest_output(tmp_pat
             )
         )
         assert told(rig, num) == found
+
+
+def test_a_stream_that_was_deleted_whole_is_counted(tmp_path: Path) -> None:
+    """Its bytes lie between the beginning of the job's output and its newest: nothing of it stays."""
+    settings = Settings(retention=RetentionSettings(log_bytes_per_job="1MiB"))
+    with open_rig(tmp_path / "home", settings=settings) as rig:
+        num, supervisor = started(rig)
+        supervisor.log(0, b"x" * 131_071 + b"\n")
+        for half in range(2):
+            supervisor.log(half * 160_000, b"y" * 159_999 + b"\n", rank=1)
+        for part in range(1, 16):
+            supervisor.log(part * 131_072, b"x" * 131_071 + b"\n")
+        assert told(rig, num, ranks=[1]) == [("limit", 320_000)]
+        supervisor.log(320_000, b"again\n", rank=1)
+        assert told(rig, num, ranks=[1]) == [("limit", 320_000), "again"]
+
+
+def test_a_stream_that_has_expired_whole_is_counted(rig: Rig) -> None:
+    num, supervisor = started(rig)
+    supervisor.log(0, lines(0, 3))
+    rig.clock.advance(100_000)
+    retention_step(rig.platform, RetentionProgress(3600.0, None), rig.clock.now())
+    assert told(rig, num) == [("expired", 24)]

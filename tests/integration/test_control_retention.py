@@ -81,7 +81,9 @@ def test_output_and_metrics_go_when_they_are_old(rig: Rig, monkeypatch: pytest.M
     assert kept(rig, first) == kept(rig, second) == (0, 3, 0)
     assert kept(rig, young) == (3, 3, 1)
     assert not any(one.exists() for one in folders) and code.is_dir()
-    assert rig.client.logs(first).lines == [] and len(rig.client.logs(young).lines) == 3
+    (gap,) = rig.client.logs(first).lines
+    assert gap.gap is not None and (gap.gap.cause, gap.gap.num_bytes) == ("expired", 12)
+    assert len(rig.client.logs(young).lines) == 3
     rig.clock.advance(11 * DAY_S)
     sweep_all(rig, sweep)
     assert [kept(rig, num) for num in (first, second, young)] == [(0, 0, 0)] * 2 + [(0, 3, 0)]

@@ -150,8 +150,8 @@ def add_log(tx: Tx, fresh: LogSegment, max_bytes: int | None = None) -> None:
     offset = fresh.offset + len(fresh.data) - len(data)
     # Lost bytes lie before the segment: they were stored with its first part.
     dropped = fresh.dropped if offset == fresh.offset else 0
-    if known is not None and known.size == offset:
-        _drop_end(tx, fresh.job, key, offset)
+    if known is not None:
+        _drop_mark(tx, fresh.job, key, offset)
     number = _insert(tx, fresh, offset, dropped, data)
     _put_stream(tx, fresh.job, key, known, received=offset + len(data))
     _grow(tx, fresh.job, number, len(data), max_bytes)
@@ -181,8 +181,8 @@ def _insert(tx: Tx, fresh: LogSegment, offset: int, dropped: int, data: bytes) -
     return number
 
 
-def _drop_end(tx: Tx, job: int, key: StreamKey, offset: int) -> None:
-    """Delete the mark of an end at which more bytes follow: they have the same offset."""
+def _drop_mark(tx: Tx, job: int, key: StreamKey, offset: int) -> None:
+    """Delete the mark at an offset where more bytes follow."""
     here = log_segments.c
     same = and_(_of_stream(job, key), here.offset == offset, func.length(here.data) == 0)
     tx.conn.execute(log_segments.delete().where(same))
@@ -212,22 +212,42 @@ def _grow(tx: Tx, job: int, number: int, num_bytes: int, max_bytes: int | None) 
 
 
 def _shrink(tx: Tx, job: int, head_id: int, num_bytes: int) -> None:
-    """Delete the oldest segments behind the protected beginning, at least `num_bytes` of them."""
+    """Delete the oldest segments behind the protected beginning, at least `num_bytes` of them.
+
+    The last segment of a stream stays as a mark without data: readers find the end of what is missing.
+    """
     here = log_segments.c
     size = func.length(here.data)
-    query = select(here.id, size).where(here.job == job, here.id > head_id, size > 0)
+    key = (here.attempt, here.generation, here.rank, here.stream)
+    query = select(here.id, size, _END, *key)
+    query = query.where(here.job == job, here.id > head_id, size > 0).order_by(here.id)
     gone: list[int] = []
+    ends: dict[StreamKey, tuple[int, int]] = {}
     freed = 0
-    with tx.conn.execution_options(yield_per=32).execute(query.order_by(here.id)) as rows:
-        for number, length in rows:
+    with tx.conn.execution_options(yield_per=32).execute(query) as rows:
+        for number, length, end, *stream in rows:
             if freed >= num_bytes:
                 break
             gone.append(number)
+            ends[stream[0], stream[1], stream[2], stream[3]] = number, end
             freed += length
+    for stream_key, (number, end) in ends.items():
+        known = log_stream(tx, job, stream_key)
+        if known is not None and known.received == end != known.size:
+            gone.remove(number)
+            mark = log_segments.update().where(here.id == number)
+            tx.conn.execute(mark.values(offset=end, data=b"", dropped=0))
     for start in range(0, len(gone), _BATCH):
         _drop(tx, log_segments, gone[start : start + _BATCH])
     less = log_volumes.c.stored_bytes - freed
     tx.conn.execute(log_volumes.update().where(log_volumes.c.job == job).values(stored_bytes=less))
+
+
+def expired_streams(tx: Tx, job: int) -> list[LogStream]:
+    """The streams of which nothing is stored any more because of their age."""
+    here = log_streams.c
+    gone = and_(here.job == job, here.expired > 0, here.expired >= here.received)
+    return read(tx, LogStream, select(log_streams).where(gone).order_by(*log_streams.primary_key))
 
 
 def logs_after(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from phalanx.core.jobs.model import TERMINAL
+from phalanx.core.jobs.model import TERMINAL, Job
 from phalanx.errors import UserError
 from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.telemetry import LogGap, LogLine, LogPage
@@ -93,7 +93,13 @@ def _read(tx: Tx, num: int, query: LogQuery, cursor: str | None) -> LogPage:
         key: telemetry.line_start(tx, num, key, start=start, up_to=at.segment)
         for key, start in at.open_lines.items()
     }
-    lines, rest = assemble(found, begun, _bounds(tx, num, found, tailing), flush=over and not more)
+    lines: list[LogLine] = []
+    if cursor is None and not tailing:
+        lines = _expired_lines(tx, stored.job, query, ranks)
+    more_lines, rest = assemble(
+        found, begun, _bounds(tx, num, found, tailing), flush=over and not more
+    )
+    lines += more_lines
     last = found[-1].id if found else at.segment
     if tailing and query.tail is not None:
         lines = lines[len(lines) - min(query.tail, len(lines)) :]
@@ -101,6 +107,15 @@ def _read(tx: Tx, num: int, query: LogQuery, cursor: str | None) -> LogPage:
     if stored.job.policy.roles:
         lines = [_with_role(stored, line) for line in lines]
     return LogPage(lines=lines, cursor=str(Cursor(last, rest)), done=over and not more)
+
+
+def _expired_lines(tx: Tx, job: Job, query: LogQuery, ranks: Sequence[int]) -> list[LogLine]:
+    """A line for each stream of which nothing is left."""
+    return [
+        _gap_line(one.key, _gap("expired", 0, one.received), job.submitted_at)
+        for one in telemetry.expired_streams(tx, job.num)
+        if (not ranks or one.rank in ranks) and query.stream in (None, one.stream)
+    ]
 
 
 def _with_role(stored: StoredJob, line: LogLine) -> LogLine:
@@ -118,21 +133,27 @@ class StreamBounds:
     begin: int = 0
     received: int = 0  # bytes up to here were received once
     expired: int = 0  # bytes before this were deleted because of their age
+    marks: Mapping[int, int] = field(default_factory=dict)  # the same as `begin`, for each mark
 
 
 def _bounds(
     tx: Tx, num: int, found: Sequence[LogSegment], tailing: bool
 ) -> dict[StreamKey, StreamBounds]:
     bounds: dict[StreamKey, StreamBounds] = {}
+    marks: dict[StreamKey, dict[int, int]] = {}
     for segment in found:
         key = _key_of(segment)
+        if not segment.data:
+            # What is stored before it may have arrived after it.
+            begin = telemetry.end_before(tx, num, key, segment.offset)
+            marks.setdefault(key, {})[segment.id] = begin
         if key not in bounds:
             known = telemetry.log_stream(tx, num, key)
             begin = segment.offset
             if not tailing or not segment.data:
                 begin = telemetry.end_before(tx, num, key, segment.offset)
             received, expired = (0, 0) if known is None else (known.received, known.expired)
-            bounds[key] = StreamBounds(begin, received, expired)
+            bounds[key] = StreamBounds(begin, received, expired, marks.setdefault(key, {}))
     return bounds
 
 
@@ -193,16 +214,17 @@ def assemble(
 def _gaps(segment: LogSegment, end: int, bound: StreamBounds) -> list[LogGap]:
     """What is missing before a segment, after stored bytes that end at `end`."""
     gaps: list[LogGap] = []
+    upto = segment.offset
     if not segment.data:
-        # The stream has ended here. What was received meanwhile stands further down.
-        if segment.offset > bound.received:
-            gaps.append(_gap("unsent", bound.received, segment.offset))
-    elif segment.offset > end:
-        aged = min(segment.offset, max(end, bound.expired))
-        if aged > end:
-            gaps.append(_gap("expired", end, aged))
-        if segment.offset > aged:
-            gaps.append(_gap("limit", aged, segment.offset))
+        end, upto = max(end, bound.marks.get(segment.id, 0)), min(upto, bound.received)
+    aged = min(upto, max(end, bound.expired))
+    for cause, begin, until in (
+        ("expired", end, aged),
+        ("limit", max(end, aged), upto),
+        ("unsent", max(end, upto), segment.offset),
+    ):
+        if until > begin:
+            gaps.append(_gap(cast("GapCause", cause), begin, until))
     if segment.dropped:
         gaps.append(LogGap(num_bytes=segment.dropped, cause="lost"))
     return gaps

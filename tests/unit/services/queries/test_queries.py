@@ -150,7 +150,7 @@ def test_what_is_missing_stands_in_its_place_with_the_number_of_bytes() -> None:
     ]
     assert rest == {} and "294 bytes are missing here (offset 106 to 400)" in lines[-1].text
     # What arrived later has filled the gap.
-    filled = {key: StreamBounds(begin=10, received=400, expired=30)}
+    filled = {key: StreamBounds(begin=10, received=400, expired=30, marks={8: 400})}
     assert told(assemble(segments, {}, filled, flush=True)[0])[-1] == "three"
 
 
