@@ -6,8 +6,12 @@ The core never reads a clock: programs pass `clock.now()` down as integer micros
 from __future__ import annotations
 
 import random
+import threading
 import time
 from typing import Protocol
+
+APPROACH = 0.01
+"""How much faster or slower than true time a steady clock may go while it approaches the wall clock."""
 
 
 class Clock(Protocol):
@@ -32,6 +36,55 @@ class SystemClock:
     def monotonic(self) -> float:
         """Seconds on CLOCK_MONOTONIC, the same for every process of one machine."""
         return time.monotonic()
+
+
+class SteadyClock:
+    """A clock that follows the monotonic clock of `source`: when the wall clock is set, it does not jump.
+
+    It goes at most `approach` faster or slower than true time, in the direction of the wall clock. `now`
+    never goes back. Safe for several threads.
+    """
+
+    def __init__(self, source: Clock, now: int | None = None, approach: float = APPROACH) -> None:
+        """Begin at `now`; None: at the time of the wall clock."""
+        self.source = source
+        self._approach = approach
+        self._lock = threading.Lock()
+        self._read_s = source.monotonic()
+        self._now = float(source.now() if now is None else now)
+
+    def now(self) -> int:
+        """Integer microseconds UTC, near the wall clock unless that was set."""
+        with self._lock:
+            self._advance(self._approach)
+            return int(self._now)
+
+    def monotonic(self) -> float:
+        """The monotonic clock of the source."""
+        return self.source.monotonic()
+
+    @property
+    def ahead_s(self) -> float:
+        """Seconds by which this clock is ahead of the wall clock; negative where it is behind."""
+        return (self.now() - self.source.now()) / 1e6
+
+    def catch_up(self) -> None:
+        """Approach the wall clock as fast as possible without going back: nothing depends on durations now.
+
+        Time since the last reading counts half where this clock is ahead; where it is behind, it is set.
+        """
+        with self._lock:
+            self._advance(0.5)
+            self._now = max(self._now, float(self.source.now()))
+
+    def _advance(self, approach: float) -> None:
+        read_s = self.source.monotonic()
+        passed = max(0.0, read_s - self._read_s) * 1e6
+        self._read_s = read_s
+        self._now += passed
+        off = self.source.now() - self._now
+        most = approach * passed
+        self._now += max(-most, min(most, off))
 
 
 class ManualClock:

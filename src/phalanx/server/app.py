@@ -59,6 +59,7 @@ from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.lifecycle.numbers import continue_numbers
 from phalanx.services.platform import Clusters, NoClusters, Platform
 from phalanx.services.resources.pools import apply_pools
+from phalanx.services.timekeeping import open_clock
 from phalanx.store import Store, open_store, outbox
 
 _LOG = logging.getLogger(__name__)
@@ -253,7 +254,7 @@ async def serve(  # noqa: PLR0913
             url=url,
             token=token,
             settings=settings,
-            clock=clock or SystemClock(),
+            clock=open_clock(store, clock or SystemClock()),
             clusters=clusters,
             signing_key=signing_key,
         )

@@ -46,14 +46,15 @@ def _supervise(context: BootContext) -> int:
     import logging
     import random
 
-    from phalanx.kit.clock import SystemClock
+    from phalanx.kit.clock import SteadyClock, SystemClock
     from phalanx.schemas.wire.assignments import Assignment
     from phalanx.supervise.eventloop import EventLoop
     from phalanx.supervise.processes import ProcessTree
     from phalanx.supervise.program import Supervisor
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    clock = SystemClock()
+    # The control plane learns how far this clock is off; a jump would falsify what was on the way.
+    clock = SteadyClock(SystemClock(), approach=0.0)
     loop = EventLoop(clock)
     processes = ProcessTree(
         loop,

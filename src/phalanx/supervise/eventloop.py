@@ -10,7 +10,7 @@ import queue
 import selectors
 from collections.abc import Callable
 
-from phalanx.kit.clock import Clock
+from phalanx.kit.clock import Clock, SteadyClock
 
 Call = Callable[[], object]
 
@@ -45,6 +45,11 @@ class EventLoop:
     def wake_descriptor(self) -> int:
         """For `signal.set_wakeup_fd`: a byte written here makes the loop turn."""
         return self._wake_write
+
+    def steady(self, wall: int) -> int:
+        """A recent time of the wall clock, microseconds UTC, on the clock of this process."""
+        clock = self._clock
+        return wall + round(clock.ahead_s * 1e6) if isinstance(clock, SteadyClock) else wall
 
     def watch(self, descriptor: int, call: Call) -> None:
         """Call whenever the descriptor can be read."""

@@ -258,7 +258,7 @@ class ProcessTree:
         self._forked.discard(pid)
         observer = self._observers.pop(pid, None)
         if observer is not None:
-            observer.exited(status, at)
+            observer.exited(status, self.loop.steady(at))
 
     def _on_warm(self) -> None:
         warm = self.warm
@@ -286,7 +286,7 @@ class ProcessTree:
             self._forked.discard(body["pid"])
             forked = self._observers.pop(body["pid"], None)
             if forked is not None:
-                forked.exited(body["status"], body["at"])
+                forked.exited(body["status"], self.loop.steady(body["at"]))
 
     def _warm_lost(self, said: str) -> None:
         had_ranks = bool(self._forked)

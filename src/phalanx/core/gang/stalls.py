@@ -17,6 +17,8 @@ FIRST_STEP_S = 600.0
 _WINDOW = 64
 # A longer gap between two checks is not counted: the machine slept, or this process did not run.
 _BLINK_S = 1.0
+# A gap between two steps may be longer by this than the time that was seen to pass.
+_UNSEEN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ class StallWatch:
         """A step was completed at `at`."""
         self._began = self._watching = True
         if self._inside and self._stepped_at is not None:
-            self._gaps.append(max(0.0, (at - self._stepped_at) / 1e6))
+            # A wall clock that was set between two steps says nothing about their duration.
+            most_s = self._quiet_s + _UNSEEN_S
+            self._gaps.append(min(most_s, max(0.0, (at - self._stepped_at) / 1e6)))
         self._stepped_at, self._inside, self._quiet_s = at, True, 0.0
 
     def turned(self) -> None:

@@ -212,7 +212,7 @@ class LocalExecutor:
             began_at = (self._node_dir(ref) / "g000").stat().st_mtime_ns // 1000
         except OSError:
             return True
-        return self._clock.now() - began_at < _YOUNG_S * 1_000_000
+        return 0 <= self._clock.now() - began_at < _YOUNG_S * 1_000_000
 
     def _await_record(self, node_dir: Path, child: subprocess.Popen[bytes]) -> None:
         deadline = self._clock.monotonic() + _STARTED_WITHIN_S

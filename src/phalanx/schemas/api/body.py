@@ -92,6 +92,8 @@ class InfoView(ResponseBody):
     home: str
     started_at: At
     now: At
+    #: seconds by which `now` is ahead of the machine's wall clock, which was set while jobs ran
+    clock_ahead_s: float = 0.0
     num_live_jobs: int
     idle_exit_s: float | None = None
     database: str = ""  # random id of the database

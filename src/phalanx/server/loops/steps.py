@@ -16,6 +16,7 @@ from phalanx.services.lifecycle.retention import RetentionProgress, retention_st
 from phalanx.services.planning.draining import draining_step
 from phalanx.services.planning.scaling import scaling_step
 from phalanx.services.planning.scheduling import scheduling_step
+from phalanx.services.timekeeping import Timekeeper
 from phalanx.store import outbox
 
 # A plan that took this long is followed by a pause of the same length.
@@ -26,6 +27,7 @@ _MAX_PAUSE_FACTOR = 4.0
 _SPARE_FACTOR, _MAX_SPARE_S = 20.0, 1.0
 _FEW_COMMANDS, _MANY_COMMANDS = 16, 512
 _STEP_S = 0.5
+CLOCK_TICK_S = 5.0
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ class FullPoll:
 
 
 def all_loops(context: Context) -> tuple[ServiceLoop, ...]:
-    """Scheduler, dispatcher, timers, polling, draining and retention."""
+    """Clock, scheduler, dispatcher, timers, polling, draining and retention."""
     platform, ticks = context.platform, context.settings.loops
     owner, batch = LeaseOwner(owner="embedded", token=random_hex(16)), DispatchBatch()
     pause, full_poll = PlannerPause(), FullPoll()
@@ -107,7 +109,9 @@ def all_loops(context: Context) -> tuple[ServiceLoop, ...]:
     def expire(now: int) -> int | None:
         return now if retention_step(platform, progress, now) else None
 
+    keeper = Timekeeper(platform.store, context.clock)
     return (
+        ServiceLoop("clock", keeper.step, (), CLOCK_TICK_S),
         ServiceLoop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s, planner_pause_s),
         ServiceLoop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
         ServiceLoop("timers", partial(timers_step, platform), (TIMERS,), ticks.timers_tick_s),

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 import phalanx
+from phalanx.kit.clock import SteadyClock
 from phalanx.schemas.api.body import HelloRequest, HelloResponse, InfoView, ReadinessView, at_of
 from phalanx.server.context import Context, Here, in_thread
 from phalanx.server.observe.readiness import Readiness
@@ -44,6 +45,7 @@ def get_info(here: Here) -> InfoView:
         home=str(here.platform.home.root),
         started_at=at_of(here.started_at),
         now=at_of(here.clock.now()),
+        clock_ahead_s=here.clock.ahead_s if isinstance(here.clock, SteadyClock) else 0.0,
         num_live_jobs=here.platform.store.view(jobs.count_live),
         idle_exit_s=here.settings.idle_exit_s,
         database=here.platform.store.database_id,
