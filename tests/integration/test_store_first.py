@@ -17,12 +17,15 @@ from phalanx.checkpoint.store_first import operations
 from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.contract.checkpointing import CheckpointPolicy
 from phalanx.core.training.checkpoints import Keep
+from phalanx.core.training.guards import GuardState, Undo
 from phalanx.errors import CheckpointUnavailable, UserError
 from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.groups import LocalChannel
 from phalanx.train.gang.report import NoReport
 from phalanx.train.gang.shared_folder import strangers
 from phalanx.train.state.staging import NoStaging
 from phalanx.train.state.storage import CheckpointStorage, storage_for
+from phalanx.train.step.guard_state import GuardStateFile
 
 pytest.importorskip("obstore")
 pytestmark = pytest.mark.integration
@@ -224,6 +227,21 @@ def test_a_rank_fetches_only_what_it_reads(tmp_path, nodes):
     file.read_into(3 * CHUNK_BYTES + 5, into)
     assert bytes(into) == bytes(range(5, 15))
     assert file.path.stat().st_blocks * 512 < 2 * CHUNK_BYTES
+
+
+@pytest.mark.parametrize("undone", [True, False])
+def test_a_rolled_back_step_is_not_resumed_from_its_copy(nodes, tmp_path, undone):
+    gang = nodes()
+    gang.open()
+    for step in (3, 8):
+        assert gang.save(step) == [True] * WORLD
+    tier = gang.tiers[0] if undone else None  # without the store the guard does not hold
+    info = RankInfo(attempt=1, generation=1)
+    store = GuardStateFile(tmp_path / "node0", info, LocalChannel(), NoReport(), tier)
+    store.keep(GuardState(undo=Undo(1, 0, 5)))
+    assert store.open().undo is None
+    left = sorted(one.step for one in remote.look(far(tmp_path)).good.values())
+    assert left == ([3] if undone else [3, 8])
 
 
 class Whole:

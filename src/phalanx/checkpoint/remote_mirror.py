@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from phalanx.checkpoint.catalog import CommittedCheckpoint, scan
-from phalanx.checkpoint.remote import CheckpointUpload, RemoteListing, fetch, look, retain
+from phalanx.checkpoint.remote import CheckpointUpload, RemoteListing, fetch, look, remove, retain
 from phalanx.checkpoint.remote_store import ObjectStore, brief, open_store
 from phalanx.checkpoint.store_first.requests import WITHOUT_REPLY, StoreFirstRequests
 from phalanx.core.training.checkpoints import Keep, Manifest, expired
@@ -183,6 +183,11 @@ class Program:
             elif request["op"] == "fetch":
                 path = fetch(self._store, request["name"], self._local, random_hex(8))
                 self._emit({"event": "fetched", "path": str(path)})
+            elif request["op"] == "discard":
+                objects = self._mirror.look().objects
+                for name in request["names"]:
+                    remove(self._store, name, objects.get(name, {}))
+                self._emit({"event": "discarded"})
             elif self._parts is not None:
                 self._parts.answer(request)
         except Exception as error:

@@ -50,6 +50,9 @@ class CheckpointTier:
         """Whether there is a copy of a bad checkpoint that was not fetched yet."""
         return False
 
+    def discard(self, names: Sequence[str]) -> None:
+        """Delete checkpoints that no run may resume from; raises as `manifests` does."""
+
     def committed(self) -> None:
         """Start copying new checkpoints, without waiting."""
 
@@ -110,6 +113,10 @@ class RemoteTier(CheckpointTier):
     def has_another(self, path: Path) -> bool:
         """Whether a remote copy exists that has not been fetched yet."""
         return path.name in self._far and path.name not in self._fetched and not path.exists()
+
+    def discard(self, names: Sequence[str]) -> None:
+        """See `CheckpointTier`."""
+        self._ask({"op": "discard", "names": list(names)})
 
     def committed(self) -> None:
         """Make the upload process look for new checkpoints."""

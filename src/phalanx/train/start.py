@@ -196,7 +196,8 @@ def _guard_state_store(components: RunComponents) -> GuardStateStore:
     if info.checkpoint_dir is None:
         return GuardStateStore()
     channel = components.connection.channel
-    return GuardStateFile(info.checkpoint_dir, info, channel, components.report)
+    tier = components.saver.storage.tier
+    return GuardStateFile(info.checkpoint_dir, info, channel, components.report, tier)
 
 
 def _guards(

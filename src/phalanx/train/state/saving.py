@@ -64,6 +64,8 @@ class Saver:
 
     saves = False
     """Whether saves are kept."""
+    storage = CheckpointStorage()
+    """The layers below the checkpoint files."""
 
     @property
     def estimate_s(self) -> float:

@@ -16,10 +16,11 @@ from types import TracebackType
 from typing import Any
 
 from phalanx import checkpoint
+from phalanx.checkpoint.remote_tier import CheckpointTier
 from phalanx.core.contract.records import QuarantinedRecord, WarningRecord
 from phalanx.core.gang.failures import RankExit, classify
 from phalanx.core.reasons import Cause
-from phalanx.core.training.guards import GUARD_STATE_FILE, GuardState
+from phalanx.core.training.guards import GUARD_STATE_FILE, GuardState, Undo
 from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
@@ -45,9 +46,15 @@ class GuardStateFile(GuardStateStore):
     keeps = True
 
     def __init__(
-        self, store: Path, info: RankInfo, channel: ControlChannel, report: Report
+        self,
+        store: Path,
+        info: RankInfo,
+        channel: ControlChannel,
+        report: Report,
+        tier: CheckpointTier | None = None,
     ) -> None:
         self._path, self._store = store / GUARD_STATE_FILE, store
+        self._tier = tier or CheckpointTier()
         self._info, self._channel, self._report = info, channel, report
 
     def open(self) -> GuardState:
@@ -96,7 +103,23 @@ class GuardStateFile(GuardStateStore):
                 continue
             why = f"the checkpoint holds step {state.undo.step}, which was rolled back"
             self._report.write(QuarantinedRecord(path=str(one.path), moved_to=str(moved), why=why))
+        self._undo_copies(state.undo)
         return self._kept(replace(state, undo=None))
+
+    def _undo_copies(self, undo: Undo) -> None:
+        """Delete the same checkpoints in the object store, or the run would resume from them.
+
+        Raises CheckpointUnavailable, PermissionDenied.
+        """
+        names = [
+            name
+            for name, one in self._tier.manifests().items()
+            if undo.covers(one.attempt, one.generation, one.step)
+        ]
+        if names:
+            self._tier.discard(names)
+            said = f"deleted in the object store, as step {undo.step} was rolled back: "
+            self._report.write(WarningRecord(said + ", ".join(sorted(names))))
 
     def _kept(self, state: GuardState) -> GuardState:
         """Keep `state`, with a warning where the disk refuses; returns it."""
