@@ -200,13 +200,7 @@ def open_store(where: Path | str) -> Store:
     elif where.startswith("sqlite"):
         engine = _sqlite(where)
     else:
-        engine = create_engine(
-            _with_driver(where),
-            pool_pre_ping=True,
-            json_serializer=to_json,
-            connect_args={"options": f"-c lock_timeout={round(_TURN_TIMEOUT_S * 1000)}"},
-            **_POOL,
-        )
+        engine = _postgresql(_with_driver(where))
     try:
         with translated():
             migrate.to_head(engine)
@@ -235,6 +229,19 @@ def _with_driver(url: str) -> str:
         if url.startswith(plain):
             return "postgresql+psycopg://" + url.removeprefix(plain)
     return url
+
+
+def _postgresql(url: str) -> Engine:
+    engine = create_engine(url, pool_pre_ping=True, json_serializer=to_json, **_POOL)
+
+    @event.listens_for(engine, "connect")
+    def _connected(raw: Any, record: Any) -> None:
+        # Not as an option of the connection: that would replace the options of the URL.
+        with raw.cursor() as cursor:
+            cursor.execute(f"SET lock_timeout = {round(_TURN_TIMEOUT_S * 1000)}")
+        raw.commit()
+
+    return engine
 
 
 def _sqlite(url: str) -> Engine:
