@@ -347,6 +347,27 @@ def test_a_manifest_cannot_write_outside_its_folder(tmp_path, evil):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("uid", ["mine", ""], ids=["guarded", "without the guard"])
+def test_checkpoints_of_another_job_with_the_same_number_are_left_alone(tmp_path, uid):
+    """A new home with the same store: its j-1 finds the copies of the other j-1."""
+    store, there = far_folder(tmp_path), []
+    theirs = save(tmp_path / "theirs", 9)
+    upload(store, theirs)
+    ours = save(near(tmp_path), 1)
+    manifest = replace(checkpoint.read_manifest(ours), job_uid="mine")
+    (ours / MANIFEST).write_bytes(checkpoint.commit.sealed(manifest))
+    mirror = Mirror(store, near(tmp_path), Keep(last=1), there.append, SystemClock(), uid)
+    while mirror.step():
+        pass
+    found = set(remote.look(store).good)
+    if uid:
+        assert found == {ours.name, theirs.name} and set(mirror.look().good) == {ours.name}
+        warning = next(one["message"] for one in there if one["event"] == "warn")
+        assert "of another job with this number" in warning
+    else:
+        assert theirs.name in mirror.look().good or ours.name not in found
+
+
 def test_an_interrupted_upload_goes_on_where_it_stopped(tmp_path):
     store = far_folder(tmp_path)
     path = save(near(tmp_path), 1)

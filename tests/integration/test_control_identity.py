@@ -113,6 +113,15 @@ def test_a_fresh_database_shares_nothing_with_the_lost_one(tmp_path: Path) -> No
         assert old.status_code == 401, "a live supervisor of the lost database is not adopted"
 
 
+def test_a_job_has_a_name_that_no_other_database_gives(rig: Rig) -> None:
+    one_slot = {"nodes": 1, "slots_per_node": 1}
+    first, second = rig.submit(resources=one_slot), rig.submit(resources=one_slot)
+    rig.turn()
+    names = [rig.supervisor(num).assignment.gang.job.uid for num in (first, second)]
+    assert len(set(names)) == 2
+    assert all(name.startswith(f"{rig.store.database_id}-") for name in names)
+
+
 # -- backup and restore ------------------------------------------------------------------------------
 
 

@@ -40,6 +40,7 @@ class FolderOrigin:
     world_size: int
     reference_world: int
     script: str = ""
+    job_uid: str | None = None
 
 
 def manifest_of(
@@ -72,6 +73,7 @@ def manifest_of(
         why=WHY,
         files=draft.files,
         job=origin.job,
+        job_uid=origin.job_uid,
         strategy="folder",
         code={"script": origin.script},
         versions={"phalanx": phalanx.__version__},

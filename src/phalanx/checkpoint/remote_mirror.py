@@ -15,6 +15,7 @@ import select
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,21 +40,42 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 
 class Mirror:
-    """Uploads missing checkpoints, newest first, and deletes copies that `keep` does not retain."""
+    """Uploads missing checkpoints, newest first, and deletes copies that `keep` does not retain.
+
+    With `job_uid` it neither lists nor deletes checkpoints of other jobs: one of a lost database, or of
+    another home with the same store, may have had the same number.
+    """
 
     def __init__(
-        self, store: ObjectStore, local: Path, keep: Keep, emit: Emit, clock: Clock
+        self,
+        store: ObjectStore,
+        local: Path,
+        keep: Keep,
+        emit: Emit,
+        clock: Clock,
+        job_uid: str = "",
     ) -> None:
         self._store, self._local, self._keep = store, local, keep
         self._emit, self._clock = emit, clock
         self._known: Mapping[str, Manifest] = {}
         self._refused: set[str] = set()
+        self._job_uid, self._told = job_uid, False
 
     def look(self) -> RemoteListing:
         """List the remote checkpoints. Raises CheckpointUnavailable, PermissionDenied."""
         listing = look(self._store, self._known)
         self._known = listing.good
-        return listing
+        mine = {
+            name: manifest
+            for name, manifest in listing.good.items()
+            if not self._job_uid or manifest.job_uid == self._job_uid
+        }
+        others = len(listing.good) - len(mine)
+        if others and not self._told:
+            self._told = True
+            said = f"{others} checkpoints there are of another job with this number, of another database"
+            self._emit({"event": "warn", "message": f"{said}: they are neither used nor deleted"})
+        return replace(listing, good=mine)
 
     def pending(self, listing: RemoteListing) -> list[CommittedCheckpoint]:
         """Checkpoints to upload, newest first, without those that retention would delete."""
@@ -129,7 +151,8 @@ class Program:
         self._store = open_store(opening["url"], os.environ)  # noqa: TID251
         self._local = Path(opening["local"])
         keep, clock = Keep.from_json(opening["keep"]), SystemClock()
-        self._mirror = Mirror(self._store, self._local, keep, emit, clock)
+        uid = os.environ.get("PHALANX_JOB_UID", "")  # noqa: TID251
+        self._mirror = Mirror(self._store, self._local, keep, emit, clock, uid)
         self._parts = (
             StoreFirstRequests(self._store, opening, keep, emit, clock)
             if "order" in opening

@@ -184,6 +184,8 @@ class Transport:
             except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
                 time.sleep(pause_s)
                 continue
+            except httpx.HTTPError as error:
+                raise unreachable(self.url, error) from error
             if "Retry-After" not in response.headers:
                 return response
             time.sleep(pause_s)

@@ -155,6 +155,8 @@ class RankContract(Generic[P]):
     reference_world: int = variable("PHALANX_REFERENCE_WORLD", 1, _whole)
     #: the job, such as `j-12`; absent outside the platform
     job: str | None = variable("PHALANX_JOB", None)
+    #: unique name of the job over all databases; absent outside the platform
+    job_uid: str | None = variable("PHALANX_JOB_UID", None)
     #: the job's name; absent outside the platform
     job_name: str | None = variable("PHALANX_JOB_NAME", None)
     #: name of the job's project; absent outside the platform
@@ -253,6 +255,7 @@ class GangContract:
             node_rank=node_rank,
             reference_world=self.role.reference_world,
             job=self.job.label,
+            job_uid=self.job.uid or None,
             job_name=self.job.name,
             project=self.job.project,
             attempt=self.attempt,

@@ -16,11 +16,16 @@ from phalanx.kit.text import job_label
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """The number, name and project of a job."""
+    """The number, name and project of a job.
+
+    `uid` begins with the id of the database, and no other job has it: numbers recur in another database.
+    It is empty for jobs that were submitted to a release without it.
+    """
 
     num: int
     name: str
     project: str
+    uid: str = ""
 
     @property
     def label(self) -> str:
@@ -127,13 +132,21 @@ def data_variable(name: str) -> str:
 class JobContract:
     """The part of a job that all its attempts share; `roles` in the order of their node ranks."""
 
+    #: in the order of their node ranks
     roles: tuple[RoleContract, ...]
+    #: a command that runs on each node before the ranks
     setup: str | None = None
+    #: variables of all ranks
     env: Mapping[str, str] = field(default_factory=dict)
+    #: names of secrets of the project
     secrets: tuple[str, ...] = ()
     #: inputs that are staged before the start: path or URL by name
     data: Mapping[str, str] = field(default_factory=dict)
+    #: unique over all databases; empty for jobs of releases without it
+    uid: str = ""
     #: names of variables with values in the job's file of secrets, by layer: `caller`, `job`, `role.NAME`
     withheld: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: whether ranks are forked, and what is imported before
     warm: WarmStart = WarmStart()
+    #: packages to install; None: none
     python: PythonRequirements | None = None

@@ -98,6 +98,7 @@ class Manifest:
     why: str  # reason of the save: interval, stop, final, …
     files: tuple[FileEntry, ...]  # all files but the manifest
     job: str | None = None  # job that wrote it; None: outside the platform
+    job_uid: str | None = None  # the same, unique over all databases; None: before there were any
     mesh: Mapping[str, int] = field(default_factory=dict)  # size of each dimension of the layout
     strategy: str = "ddp"  # parallel strategy
     code: Mapping[str, Any] = field(default_factory=dict)  # `script`: name of the script

@@ -56,7 +56,10 @@ def assignments(
     shares_on = Counter(share.node for share in attempt.placement.shares)
     parts = stored.job.policy.parts(len(attempt.placement.shares))
     roles = {role.name: role for role in contract.roles}
-    gangs = {part.name: _gang(platform, stored, attempt, roles[part.name], part) for part in parts}
+    gangs = {
+        part.name: _gang(platform, stored, attempt, roles[part.name], part, contract.uid)
+        for part in parts
+    }
     made: list[tuple[Node, Assignment]] = []
     for node_rank, share in enumerate(attempt.placement.shares):
         node, part = nodes[share.node], part_at(parts, node_rank)
@@ -174,9 +177,14 @@ def environment(
 
 
 def _gang(
-    platform: Platform, stored: StoredJob, attempt: Attempt, role: RoleContract, part: Part
+    platform: Platform,
+    stored: StoredJob,
+    attempt: Attempt,
+    role: RoleContract,
+    part: Part,
+    uid: str,
 ) -> GangContract:
-    job = JobIdentity(stored.job.num, stored.facts.name, stored.facts.project)
+    job = JobIdentity(stored.job.num, stored.facts.name, stored.facts.project, uid)
     # Each role has checkpoints of its own: another model, another world, other steps.
     below = "" if role.leads else f"/roles/{role.name}"
     policy = role.checkpoint

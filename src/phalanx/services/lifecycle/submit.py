@@ -9,6 +9,7 @@ from phalanx.core.codec import encode
 from phalanx.core.contract.secrecy import WITHHELD, shown_spec, withhold
 from phalanx.core.jobs.events import Submitted
 from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
+from phalanx.kit.text import random_hex
 from phalanx.launch import secret_files
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.home import HomeLayout
@@ -83,6 +84,7 @@ def _submit(
     contract, caller_env, values = withhold(
         spec.to_contract(), request.caller_env if runs else None
     )
+    contract = replace(contract, uid=f"{platform.store.database_id}-{random_hex(16)}")
     facts = replace(
         facts_of(spec),
         owner=request.owner,

@@ -382,6 +382,7 @@ def open_checkpoint_folder(
         store=Path(gang.checkpoint_dir),
         origin=FolderOrigin(
             job=gang.job.label,
+            job_uid=gang.job.uid or None,
             attempt=gang.attempt,
             generation=orders.generation,
             world_size=gang.world.size,
@@ -390,7 +391,7 @@ def open_checkpoint_folder(
         keep=policy.keep,
         commits=assignment.node_rank == 0,
         far=policy.store,
-        env=assignment.env,
+        env=assignment.env | ({"PHALANX_JOB_UID": gang.job.uid} if gang.job.uid else {}),
         meeting=f"{orders.master_address}:{orders.master_port}",
         lock=restore_lock.lock_file(cwd, folder) if gang.world.num_nodes > 1 else None,
     )

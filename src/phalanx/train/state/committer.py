@@ -281,6 +281,7 @@ class Committer:
             why=saved.why,
             files=writer.files,
             job=info.job,
+            job_uid=info.job_uid,
             mesh=dict(saved.mesh),
             strategy=saved.strategy,
             code={"script": Path(sys.argv[0]).name},

@@ -131,6 +131,7 @@ def _report(path: Path | None) -> Report:
 def _origin(info: RankInfo) -> FolderOrigin:
     return FolderOrigin(
         job=info.job,
+        job_uid=info.job_uid,
         attempt=info.attempt,
         generation=info.generation,
         world_size=info.world_size,

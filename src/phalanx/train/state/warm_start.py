@@ -57,7 +57,7 @@ def adopt(where: str | Path, info: RankInfo, disk: checkpoint.Disk) -> None:
     draft = checkpoint.CheckpointWriter(store, manifest.name, disk)
     for entry in manifest.files:
         _take(draft, path, entry)
-    draft.commit(_first_of(manifest, draft.files))
+    draft.commit(_first_of(manifest, draft.files, info))
 
 
 def _take(draft: checkpoint.CheckpointWriter, path: Path, entry: FileEntry) -> None:
@@ -67,7 +67,7 @@ def _take(draft: checkpoint.CheckpointWriter, path: Path, entry: FileEntry) -> N
         draft.add_file(entry.path, path / entry.path)
 
 
-def _first_of(manifest: Manifest, files: tuple[FileEntry, ...]) -> Manifest:
+def _first_of(manifest: Manifest, files: tuple[FileEntry, ...], info: RankInfo) -> Manifest:
     """Return a manifest older than any checkpoint of this job, where attempts count from 1."""
     return replace(
         manifest,
@@ -78,4 +78,5 @@ def _first_of(manifest: Manifest, files: tuple[FileEntry, ...]) -> Manifest:
         beginning=0,
         why="adopted",
         files=files,
+        job_uid=info.job_uid,
     )
