@@ -7,7 +7,7 @@
  * The kernel says to whom a socket belongs (inet_diag), so the other end sends nothing for it.
  *
  * PHALANX_ACCEPT         `gang`: ports that the kernel chose, and PHALANX_ACCEPT_PORTS; `all`: every port;
- *                        absent: the library does nothing
+ *                        otherwise: the library does nothing
  * PHALANX_ACCEPT_PORTS   guarded ports, which may also be shared with a socket of the supervisor
  * PHALANX_ACCEPT_PEERS   addresses of other machines, or `*` for every machine
  */
@@ -45,6 +45,13 @@ static int port_of(const struct sockaddr *one) {
     return -1;
 }
 
+/* `gang`, `all`, or NULL where the library is to do nothing. */
+static const char *mode_of_guard(void) {
+    const char *mode = getenv("PHALANX_ACCEPT");
+    if (mode == NULL || (strcmp(mode, "gang") != 0 && strcmp(mode, "all") != 0)) return NULL;
+    return mode;
+}
+
 static int is_listed_port(int port) {
     const char *text = getenv("PHALANX_ACCEPT_PORTS");
     while (text != NULL && *text != 0) {
@@ -66,7 +73,7 @@ static void narrow(address *where) {
 int bind(int fd, const struct sockaddr *where, socklen_t length) {
     int (*real)(int, const struct sockaddr *, socklen_t) = next("bind");
     int port = where != NULL && length >= sizeof(sa_family_t) ? port_of(where) : -1;
-    if (port > 0 && getenv("PHALANX_ACCEPT") != NULL && is_listed_port(port)) {
+    if (port > 0 && mode_of_guard() != NULL && is_listed_port(port)) {
         /* The supervisor holds the rendezvous port, so that no other user can take it first. */
         int yes = 1;
         setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &yes, sizeof yes);
@@ -99,8 +106,8 @@ static void unmap(address *one) {
 }
 
 static int is_guarded(int fd) {
-    const char *mode = getenv("PHALANX_ACCEPT");
-    if (mode == NULL || *mode == 0) return 0;
+    const char *mode = mode_of_guard();
+    if (mode == NULL) return 0;
     address own;
     socklen_t length = sizeof own;
     if (getsockname(fd, &own.any, &length) != 0) return 0;

@@ -122,7 +122,7 @@ def preloaded(env: Mapping[str, str], path: Path | None) -> dict[str, str]:
 
 def is_loaded(env: Mapping[str, str]) -> bool:
     """Whether processes that are started with `env` have the library, and use it."""
-    return "accept-guard-" in env.get(_PRELOAD, "") and env.get("PHALANX_ACCEPT", "") != ""
+    return "accept-guard-" in env.get(_PRELOAD, "") and env.get("PHALANX_ACCEPT") in ("gang", "all")
 
 
 def variables(mode: str, ports: Iterable[int], peers: Iterable[str]) -> dict[str, str]:

@@ -10,6 +10,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -25,7 +27,7 @@ __all__ = ["platform"]
 
 SCRIPTS = Path(__file__).with_name("scripts")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "security.md"
-NETNS = "phxstr"
+NETNS = f"phx{os.getpid()}"  # a run that was killed leaves its own
 
 pytestmark = [
     pytest.mark.e2e,
@@ -69,19 +71,19 @@ def netns():
         yield name
 
 
-def met(platform, name):
+def met(platform, name, **env):
     """A job of this kind whose ranks have met, and the file that ends it."""
     framework, resources, script, more = JOBS[name]
     if framework in MODULES and importlib.util.find_spec(MODULES[framework]) is None:
         pytest.skip(f"needs {MODULES[framework]}")
-    gone = platform.root / f"gone-{re.sub('[^a-z]', '-', name)}"
+    gone = platform.root / f"gone-{re.sub('[^a-z]', '-', name)}-{len(env)}"
     job = platform.submit(
         {
             "run": f"python {script}.py",
             "framework": framework,
             "resources": resources,
             "workdir": str(SCRIPTS),
-            "env": {"STRANGERS_GONE": str(gone)},
+            "env": {"STRANGERS_GONE": str(gone), **env},
             **more,
         }
     )
@@ -180,7 +182,8 @@ def check(platform, name, netns):
     finally:
         end()
     assert not Path("/tmp/phalanx-stranger").exists()
-    return Counter(entry_of(one, name) for one in sockets), got
+    for entry, count in sorted(Counter(entry_of(one, name) for one in sockets).items()):
+        print(f"| {name} | {entry} | {count} | {', '.join(sorted(got[entry]))} |")
 
 
 @pytest.mark.extras
@@ -193,3 +196,48 @@ def test_strangers_get_nothing_and_lock_nobody_out(platform, netns, name):
 @pytest.mark.parametrize("name", sorted(set(JOBS) - {"torch"}))
 def test_strangers_get_nothing_of_any_framework(platform, netns, name):
     check(platform, name, netns)
+
+
+@pytest.mark.proof
+def test_without_the_guard_a_stranger_is_accepted(platform, netns):
+    """The control: with the guard switched off, the same strangers are not turned away."""
+    job, gone = met(platform, "torch", PHALANX_ACCEPT="off")
+    try:
+        got = attacked(sockets_of(platform, job), netns, "torch")
+        ranks = set().union(*(kinds for entry, kinds in got.items() if entry.startswith("rank")))
+        assert "open" in ranks or any(kind.startswith("read") for kind in ranks), got
+    finally:
+        gone.touch()
+        platform.wait_state(job, "succeeded", "failed")
+
+
+@pytest.mark.proof
+def test_without_the_guard_a_ray_cluster_still_asks_for_its_token(platform):
+    """Ray's own authentication stands alone: neither nodes nor keys without the token."""
+    job, gone = met(platform, "ray", PHALANX_ACCEPT="off")
+    try:
+        gcs = next(one for one in sockets_of(platform, job) if one.process == "Ray GCS")
+        code = (
+            "from ray._raylet import GcsClient\n"
+            f"client = GcsClient(address='127.0.0.1:{gcs.port}')\n"
+            "print(client.{})"
+        )
+        for call in ("get_all_node_info(timeout=20)", "internal_kv_keys(b'', None, timeout=20)"):
+            done = subprocess.run(
+                [sys.executable, "-c", code.format(call)],
+                env={
+                    "PATH": os.environ["PATH"],
+                    "RAY_AUTH_MODE": "disabled",
+                    "HOME": "/nonexistent",
+                },
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert done.returncode != 0 and not done.stdout, done.stdout
+            assert re.search("UNAUTHENTICATED|nauthenticated|token", done.stderr), done.stderr[
+                -2000:
+            ]
+    finally:
+        gone.touch()
+        platform.wait_state(job, "succeeded", "failed")

@@ -280,6 +280,38 @@ def test_code_is_fetched_once_and_given_to_each_attempt(tmp_path, server, archiv
     assert token == "Bearer t"
 
 
+@pytest.mark.parametrize("harm", ["changed", "link", "writable by others"])
+def test_a_kept_archive_that_another_may_have_written_is_fetched_again(
+    tmp_path, server, archive, harm
+):
+    files, digest = NodeFiles(tmp_path / "node"), hashlib.sha256(archive).hexdigest()
+    kept = tmp_path / "node" / "code" / f"{digest}.tar"
+    kept.parent.mkdir(parents=True)
+    (tmp_path / "other.tar").write_bytes(archive)
+    if harm == "link":
+        kept.symlink_to(tmp_path / "other.tar")
+    else:
+        kept.write_bytes(archive if harm == "writable by others" else b"other code")
+        kept.chmod(0o666 if harm == "writable by others" else 0o600)
+    target = files.code_dir(1, 1, 0)
+    target.parent.mkdir(parents=True)
+    assert not files.bring(source(server, digest), target)
+    assert (target / "train.py").read_text() == "print(1)"
+    assert not kept.is_symlink()
+    assert kept.read_bytes() == archive
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
+def test_a_root_that_another_user_made_is_refused(tmp_path, server, archive):
+    root = tmp_path / "phalanx"
+    root.mkdir(mode=0o777)
+    os.chown(root, 65534, 65534)
+    files, digest = NodeFiles(root / "home"), hashlib.sha256(archive).hexdigest()
+    with pytest.raises(CodeUnavailable, match="set another `root`"):
+        files.bring(source(server, digest), tmp_path / "target")
+    assert not server.asked
+
+
 def test_code_that_is_not_what_its_digest_says_is_refused(tmp_path, server):
     files = NodeFiles(tmp_path / "node")
     target = files.code_dir(1, 1, 0)

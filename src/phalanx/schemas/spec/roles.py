@@ -39,14 +39,21 @@ _OURS = (
 )
 OURS = frozenset(_OURS.split())
 OUR_PREFIXES = ("PHALANX_", "TORCHELASTIC_", "PET_")
+# Defaults of ours that a spec may replace: which connections ranks accept.
+_ACCEPT = frozenset({"PHALANX_ACCEPT", "PHALANX_ACCEPT_PEERS"})
+_ACCEPT_MODES = ("gang", "all", "off")
 _SHORT = ("nodes", "slots_per_node", "slots_per_rank", "cpus", "memory", "accelerator")
 
 
 def not_ours(env: dict[str, str]) -> dict[str, str]:
     """Variables that a spec may set. Raises ValueError for those that the platform sets."""
-    taken = [key for key in env if key in OURS or key.startswith(OUR_PREFIXES)]
+    taken = [
+        key for key in env if key in OURS or (key.startswith(OUR_PREFIXES) and key not in _ACCEPT)
+    ]
     if taken:
         raise ValueError(f"{', '.join(taken)}: set by the platform for every rank; remove it")
+    if (mode := env.get("PHALANX_ACCEPT", "gang")) not in _ACCEPT_MODES:
+        raise ValueError(f"PHALANX_ACCEPT: must be {', '.join(_ACCEPT_MODES)}, not {mode!r}")
     return env
 
 

@@ -62,6 +62,16 @@ def test_every_role_meets_at_its_own_first_node() -> None:
     )
 
 
+def test_every_node_knows_the_addresses_of_the_gangs_nodes() -> None:
+    assert desired(gang(), 1, 0).peers == ("h0", "h1", "h2", "h3")
+    job = create(e.Submitted(1, gang().policy), NOW)
+    job = decide(job, e.AttemptPlaced(1, WHERE), NOW).job
+    for rank in range(4):
+        job = decide(job, e.NodeReady(1, rank, 4000 + rank, (f"10.0.0.{rank}",)), NOW).job
+    reported = {f"10.0.0.{rank}" for rank in range(4)}
+    assert set(desired(job, 1, 2).peers) == {"h0", "h1", "h2", "h3"} | reported
+
+
 def test_a_placement_without_one_of_the_roles_is_a_bug() -> None:
     job = create(e.Submitted(1, gang().policy), NOW)
     with pytest.raises(InvariantBroken, match="does not hold the gang"):

@@ -218,6 +218,8 @@ def test_all_problems_are_named_at_once_with_path_value_and_remedy():
         ("resources: 3", "resources", "must be a mapping"),
         ("env: {RANK: 1}", "env", "set by the platform"),
         ("env: {PHALANX_JOB: 1}", "env", "set by the platform"),
+        ("env: {PHALANX_ACCEPT_PORTS: '1'}", "env", "set by the platform"),
+        ("env: {PHALANX_ACCEPT: none}", "env", "must be gang, all, off"),
         ("env: {A: true}", "env.A", "quotes"),
         ("env: {1A: x}", "env.1A", "variable name"),
         ("checkpoint: {every: 0 steps}", "checkpoint.every", "at least 1"),
