@@ -50,8 +50,8 @@ def test_which_checkpoints_stay(platform: Platform):
     assert min(one["metrics"]["loss"] for one in kept if "loss" in one["metrics"]) == min(
         one["metrics"]["loss"] for one in made if "loss" in one["metrics"]
     )
-    newest = max(made, key=lambda one: one["step"])
-    assert newest["state"] == "valid"
+    # A final save of a step that the schedule has saved replaces the earlier one.
+    assert max(one["step"] for one in kept) == max(one["step"] for one in made)
     here = json.loads(platform.run("checkpoints", "list", job, "--json").stdout)["good"]
     assert {one["step"] for one in here} == {one["step"] for one in kept}
 
