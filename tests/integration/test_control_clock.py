@@ -152,9 +152,10 @@ def test_a_jump_in_a_grace_does_not_kill_a_save(tmp_path: Path, guarded: bool) -
     plant.close()
 
 
+@pytest.mark.extras
 @given(st.integers(0, 2**32))
 @settings(
-    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_deadlines_follow_true_time_under_random_jumps_and_restarts(
     tmp_path_factory: pytest.TempPathFactory, seed: int
