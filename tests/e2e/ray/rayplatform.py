@@ -12,9 +12,9 @@ from support.waiting import wait_until
 
 
 class RayPlatform(Platform):
-    """`phalanx up --slots 0 --pool FILE` in front of raylets; `slots` are this machine's own."""
+    """`phalanx up --slots 0 --pool FILE` in front of raylets; `own_slots` are this machine's own."""
 
-    slots = 0
+    own_slots = 0
 
     def __init__(self, root, raylets: Raylets, **pool):
         super().__init__(root)
@@ -32,7 +32,7 @@ class RayPlatform(Platform):
         self.file.write_text(yaml.safe_dump({"schema": 1, "pools": [self.pool]}))
         with (self.root / "up.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [BIN / "phalanx", "up", "--slots", str(self.slots), "--pool", self.file],
+                [BIN / "phalanx", "up", "--slots", str(self.own_slots), "--pool", self.file],
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -112,7 +112,7 @@ def test_a_job_goes_on_in_its_second_pool(tmp_path):
     """Ray first, this machine second: both executors are real, and no sample is lost between them."""
     raylets = Raylets(2)
     platform = RayPlatform(tmp_path, raylets)
-    platform.slots = 2
+    platform.own_slots = 2
     platform.up()
     try:
         out, calm = tmp_path / "hit", tmp_path / "calm"
