@@ -111,6 +111,52 @@ def test_pause_and_resume(rig: Rig) -> None:
     rig.check_log(num)
 
 
+def test_the_owner_may_have_a_paused_job_begin_anew(rig: Rig) -> None:
+    num = rig.submit()
+    supervisor = launch(rig, num)
+    at = supervisor.now()
+    report = wire.CheckpointReport(
+        seq=supervisor.next_seq(), generation=0, step=2, path="/c/2", at=at
+    )
+    supervisor.sync(report)
+    with pytest.raises(Conflict, match="only a paused job can begin anew"):
+        rig.client.resume(num, begin_anew=True)
+    rig.client.stop(num, goal="pause")
+    supervisor.ended(0, "stopped", step=2)
+    supervisor.leave()
+    rig.turn()
+    assert rig.job(num).progress.checkpoint_path == "/c/2"
+    rig.client.resume(num, begin_anew=True)
+    rig.turn()
+    view = rig.job(num)
+    assert (view.attempt, view.progress.checkpoint_path) == (2, None)
+    fresh = rig.supervisor(num, attempt=2)
+    orders = fresh.ready()
+    assert (orders.resume_path, orders.beginning) == (None, 1)
+    assert "begin_anew_requested" in str(rig.client.events(num).events)
+    rig.check_log(num)
+
+
+def test_a_job_whose_last_checkpoint_is_missing_says_so(rig: Rig) -> None:
+    num = rig.submit()
+    supervisor = launch(rig, num)
+    supervisor.sync(
+        wire.RanksEndedReport(
+            seq=supervisor.next_seq(),
+            generation=0,
+            outcome="succeeded",
+            port=4001,
+            step=9,
+            unsaved="step 9: No space left on device",
+        )
+    )
+    supervisor.leave()
+    rig.turn()
+    view = rig.job(num)
+    assert (view.state, view.reason.code) == ("succeeded", "final_checkpoint_not_saved")
+    assert "No space left on device" in view.reason.message
+
+
 def test_a_supervisor_that_does_not_leave_is_killed(rig: Rig) -> None:
     num = rig.submit()
     launch(rig, num)

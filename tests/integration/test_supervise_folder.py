@@ -57,6 +57,7 @@ class Watched:
             far=far,
             env=dict(os.environ),
             meeting=f"127.0.0.1:{4000 + generation}",
+            wait_s=0.2,
             lock=restore_lock.lock_file(root, self.folder) if shared else None,
             origin=FolderOrigin(
                 job="j-1",
@@ -75,7 +76,7 @@ class Watched:
             intact,
         )
         opened = threading.Event()
-        self.kept.open(opened.set, self.failed.append)
+        self.kept.open(opened.set, lambda said, cause: self.failed.append(said))
         self.until(lambda: opened.is_set() or self.failed)
         if makes and not self.failed:  # as a script does
             self.folder.mkdir(exist_ok=True)

@@ -26,7 +26,7 @@ from phalanx.checkpoint.catalog import (
 )
 from phalanx.checkpoint.commit import CheckpointWriter, write_shard
 from phalanx.checkpoint.disk import Disk
-from phalanx.checkpoint.verified_reads import VerifiedFile
+from phalanx.checkpoint.verified_reads import VerifiedFile, is_there
 
 __all__ = [
     "CheckpointListing",
@@ -38,6 +38,7 @@ __all__ = [
     "clean_debris",
     "is_bad",
     "is_quarantined_as",
+    "is_there",
     "list_checkpoints",
     "newest_valid",
     "quarantine",

@@ -32,7 +32,7 @@ Stat = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderOrigin:
-    """The job, attempt and generation that commit a folder."""
+    """The job, attempt and generation that commit a folder; `beginning` as in the manifest."""
 
     job: str | None
     attempt: int
@@ -41,6 +41,7 @@ class FolderOrigin:
     reference_world: int
     script: str = ""
     job_uid: str | None = None
+    beginning: int = 0
 
 
 def manifest_of(
@@ -65,7 +66,7 @@ def manifest_of(
         commit=1 + max((one.commit for one in listed), default=0),
         parent=None if parent is None else parent.name,
         root=root_after(parent, draft.name),
-        beginning=0 if parent is None else parent.beginning,
+        beginning=origin.beginning if parent is None else parent.beginning,
         world_size=origin.world_size,
         reference_world=origin.reference_world,
         global_batch=None,

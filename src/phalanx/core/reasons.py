@@ -17,6 +17,8 @@ class Cause(StrEnum):
     OOM = "oom"
     USER_ERROR = "user_error"
     DIVERGED = "diverged"
+    CHECKPOINT_MISSING = "checkpoint_missing"
+    FINAL_CHECKPOINT_NOT_SAVED = "final_checkpoint_not_saved"
 
 
 class ReasonCode(StrEnum):
@@ -51,6 +53,9 @@ class ReasonCode(StrEnum):
     MOVED = "moved"
     NODE_DRAINED = "node_drained"
     BLOCKED = "blocked"
+    CHECKPOINT_MISSING = "checkpoint_missing"
+    FINAL_CHECKPOINT_NOT_SAVED = "final_checkpoint_not_saved"
+    BEGIN_ANEW_REQUESTED = "begin_anew_requested"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from phalanx.schemas.api.jobs import (
     EventView,
     JobPage,
     JobView,
+    ResumeRequest,
     StopRequest,
     SubmitRequest,
     SubmitResponse,
@@ -185,6 +186,10 @@ class JobCalls(Transport):
         body = StopRequest(goal=goal, grace_s=grace_s)
         return self._post(f"{V1}/jobs/{num}/stop", body, JobView)
 
-    def resume(self, num: int) -> JobView:
-        """Requeue a paused job. Raises Conflict for a job in another state."""
-        return self._post(f"{V1}/jobs/{num}/resume", None, JobView)
+    def resume(self, num: int, *, begin_anew: bool = False) -> JobView:
+        """Requeue a paused job. Raises Conflict for a job in another state.
+
+        With `begin_anew` it starts at step 0; the checkpoints that it has are kept, and not resumed from.
+        """
+        body = ResumeRequest(begin_anew=True) if begin_anew else None
+        return self._post(f"{V1}/jobs/{num}/resume", body, JobView)

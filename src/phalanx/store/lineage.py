@@ -151,11 +151,29 @@ def checkpoints_of(tx: Tx, job: int) -> list[CheckpointRow]:
     return read(tx, CheckpointRow, query)
 
 
+def valid_checkpoints_of(tx: Tx, job: int) -> list[CheckpointRow]:
+    """Read the checkpoints of a job that are neither removed nor quarantined."""
+    here = checkpoints.c
+    query = select(checkpoints).where(here.job == job, here.state == "valid").order_by(here.id)
+    return read(tx, CheckpointRow, query)
+
+
 def checkpoints_after(tx: Tx, after: int, *, limit: int) -> list[CheckpointRow]:
     """Read the checkpoints of all jobs after an id, in the order of their reports."""
     here = checkpoints.c
     query = select(checkpoints).where(here.id > after).order_by(here.id).limit(limit)
     return read(tx, CheckpointRow, query)
+
+
+def newest_valid(tx: Tx, job: int, *, after_attempt: int = 0) -> CheckpointRow | None:
+    """The checkpoint that was reported last of those that are neither removed nor quarantined.
+
+    Only later attempts than `after_attempt` count.
+    """
+    here = checkpoints.c
+    valid = (here.job == job, here.state == "valid", here.attempt > after_attempt)
+    query = select(checkpoints).where(*valid)
+    return next(iter(read(tx, CheckpointRow, query.order_by(here.id.desc()).limit(1))), None)
 
 
 def last_checkpoint_id(tx: Tx) -> int:

@@ -267,6 +267,7 @@ class Supervisor:
                 port=port,
                 step=generation.records.reached if generation else None,
                 failure=generation.fault if generation else None,
+                unsaved=generation.unsaved if generation else "",
             )
             self._last_report = report
             self._write_exit(report)

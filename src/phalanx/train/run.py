@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from phalanx.core.contract.records import DoneRecord
-from phalanx.errors import NotSupported
+from phalanx.errors import FinalCheckpointNotSaved, NotSupported
 from phalanx.train.data.loader import EvaluationLoader
 from phalanx.train.numerics import gradients
 from phalanx.train.observe.profiling import profile_settings
@@ -57,6 +57,12 @@ class Run:
     @state.setter
     def state(self, values: dict[str, Any]) -> None:
         self._parts.trained.set_user_state(values)
+
+    @property
+    def metrics(self) -> dict[str, float | str]:
+        """The newest value of each metric that was logged, also before an interruption."""
+        self._parts.journal.flush()
+        return dict(self._parts.journal.latest)
 
     @property
     def step(self) -> int:
@@ -117,6 +123,9 @@ class Run:
 
         Args:
             num: The number of epochs.
+
+        Raises:
+            FinalCheckpointNotSaved: See `checkpoint.on_final_failure`.
         """
         self._preparation.open()
         self._preparation.settle()
@@ -290,12 +299,14 @@ class Run:
         self._close()
 
     def _end(self) -> None:
-        self._engine.finish()
+        unsaved = self._engine.finish()
         if not self._reported_done:
             self._reported_done = True
             self._parts.profiling.finish()
             self._engine.flush()
-            self._components.report.write(DoneRecord(self._progress.step))
+            if unsaved and self._components.info.checkpoint.on_final_failure == "fail":
+                raise FinalCheckpointNotSaved(unsaved)
+            self._components.report.write(DoneRecord(self._progress.step, unsaved))
 
     def _close(self) -> None:
         if self._closed:

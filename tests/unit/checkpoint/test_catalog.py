@@ -5,12 +5,12 @@ import json
 import os
 
 import pytest
-from tests.support.faulty_files import FaultyFiles
 
 from phalanx import checkpoint
 from phalanx.checkpoint import catalog
 from phalanx.core.training.checkpoints import MANIFEST, Keep, Manifest, Position, checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable
+from support.faulty_files import FaultyFiles
 
 pytestmark = pytest.mark.unit
 

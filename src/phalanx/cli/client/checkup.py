@@ -17,13 +17,16 @@ from typing import Literal
 
 from phalanx import __version__
 from phalanx.cli.client import embedded
-from phalanx.errors import PermissionDenied
+from phalanx.errors import PermissionDenied, PlatformError
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.units import format_size
 from phalanx.launch import accept_guard
 from phalanx.launch.files import distrusted
+from phalanx.schemas.home import HomeLayout
 
 _MIN_FREE = 2**30
+_KEPT = 4  # `checkpoint.keep.last` by default, and the one that is being written
+_LOOKED_AT = 20
 _MIN_SHM = 64 * 2**20
 _MIN_FILES = 1024
 _MAX_SKEW_S = 2.0
@@ -51,6 +54,7 @@ def examine(home: Path) -> list[CheckResult]:
         _torch,
         _home,
         _disk,
+        _checkpoint_disk,
         _shm,
         _files,
         _port,
@@ -103,10 +107,42 @@ def _home(home: Path) -> CheckResult:
 
 def _disk(home: Path) -> CheckResult:
     free = shutil.disk_usage(_nearest_folder(home)).free
-    said = f"{format_size(free)} free where checkpoints go"
+    said = f"{format_size(free)} free for the home"
     if free < _MIN_FREE:
         return CheckResult("FAIL", "disk", said, "free some space, or choose another --home")
     return CheckResult("ok", "disk", said)
+
+
+def _checkpoint_disk(home: Path) -> CheckResult:
+    """The disk of the checkpoints, which may be another one than that of the home."""
+    folder = HomeLayout(home).checkpoints_dir
+    existing = _nearest_folder(folder)
+    subject = "checkpoints"
+    if not existing.is_dir():
+        said = f"{existing} is not a folder"
+        return CheckResult("FAIL", subject, said, "mount or repair it")
+    if not os.access(existing, os.W_OK | os.X_OK) or os.statvfs(existing).f_flag & os.ST_RDONLY:
+        return CheckResult("FAIL", subject, f"{existing} is not writable", "mount it for writing")
+    free, size = shutil.disk_usage(existing).free, _largest_checkpoint(folder)
+    said = f"{format_size(free)} free in {existing}"
+    if free < max(_MIN_FREE, size):
+        return CheckResult("FAIL", subject, said, "free some space")
+    if free < _KEPT * size:
+        said += f"; {_KEPT} checkpoints of {format_size(size)} need {format_size(_KEPT * size)}"
+        return CheckResult("warn", subject, said, "free some space, or keep fewer checkpoints")
+    return CheckResult("ok", subject, said)
+
+
+def _largest_checkpoint(folder: Path) -> int:
+    """Bytes of the largest of the newest checkpoints of the jobs that saved last."""
+    from phalanx.checkpoint import list_checkpoints
+
+    try:
+        jobs = sorted(folder.glob("*/j-*"), key=lambda path: path.stat().st_mtime)[-_LOOKED_AT:]
+        newest = [found[0].manifest for path in jobs if (found := list_checkpoints(path))]
+    except (OSError, PlatformError):
+        return 0
+    return max((manifest.size_bytes for manifest in newest), default=0)
 
 
 def _shm(home: Path) -> CheckResult:

@@ -164,13 +164,15 @@ def _checkpoints(view: JobView) -> str | None:
     if view.lineage is None or not view.lineage.num_checkpoints:
         return view.checkpoint_dir
     found = f"{view.lineage.num_valid} valid of {view.lineage.num_checkpoints}"
-    bad = view.lineage.num_quarantined
+    bad, gone = view.lineage.num_quarantined, view.lineage.num_missing
     where = copies_of(view) or view.checkpoint_dir
     if copies_of(view) is not None:
         found += f", {view.lineage.num_stored} in the object store"
     if view.lineage.num_uploading:
         found += f", {view.lineage.num_uploading} uploading"
-    return f"{found}{f', {bad} quarantined' if bad else ''} in {where}"
+    found += f", {bad} quarantined" if bad else ""
+    found += f", {gone} missing" if gone else ""
+    return f"{found} in {where}"
 
 
 def _indent(text: str) -> str:
@@ -214,11 +216,21 @@ def _stop_all(
             print(f"{view.label} {view.state}")
 
 
-def resume(ctx: typer.Context, jobs: JobNames) -> None:
+def resume(
+    ctx: typer.Context,
+    jobs: JobNames,
+    begin_anew: Annotated[
+        bool,
+        typer.Option(
+            "--begin-anew",
+            help="Start at step 0, without the checkpoints that the job has. They are kept.",
+        ),
+    ] = False,
+) -> None:
     """Requeue paused jobs; they continue from their newest checkpoint."""
     with connected(ctx) as client:
         for job in jobs:
-            view = client.resume(job_number(job))
+            view = client.resume(job_number(job), begin_anew=begin_anew)
             print(f"{view.label} {view.state}")
 
 

@@ -13,9 +13,12 @@ from dataclasses import MISSING, asdict, dataclass, field
 from typing import Any
 
 from phalanx.core.training.checkpoints import FIRST_SAVE_S, Keep, compression
+from phalanx.core.training.resumption import DEFAULT_WAIT_S
 from phalanx.kit.units import parse_duration
 
 DEFAULT_EVERY_S = 600.0
+# What follows a last save that failed for as long as `wait_s`: the job succeeds and says so, or it fails.
+FINAL_FAILURES = ("succeed", "fail")
 _COUNTED = re.compile(r"(\d+)\s*(steps?|epochs?)")
 
 
@@ -86,6 +89,18 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
+def final_failure(text: str) -> str:
+    """One of FINAL_FAILURES. Raises ValueError."""
+    if text not in FINAL_FAILURES:
+        raise ValueError(f"must be one of {', '.join(FINAL_FAILURES)}")
+    return text
+
+
+def write_seconds(value: float) -> str:
+    """A duration as a variable holds it."""
+    return f"{value:.15g}"
+
+
 def _write_keep(keep: Keep) -> str:
     body = {name: value for name, value in asdict(keep).items() if value is not None}
     return json.dumps(body, sort_keys=True)
@@ -116,5 +131,14 @@ class CheckpointPolicy:
     key_env: str | None = variable("PHALANX_CHECKPOINT_KEY_ENV", None)
     #: path of the file on the ranks' nodes that holds the encryption key
     key_file: str | None = variable("PHALANX_CHECKPOINT_KEY_FILE", None)
+    #: how long to wait for checkpoints that are missing or unreadable at a start, and for the disk at the
+    #: last save
+    wait_s: float = variable(
+        "PHALANX_CHECKPOINT_WAIT", DEFAULT_WAIT_S, parse_duration, write_seconds
+    )
+    #: when the last checkpoint cannot be saved within that time: `succeed` (and say so) or `fail`
+    on_final_failure: str = variable(
+        "PHALANX_CHECKPOINT_ON_FINAL_FAILURE", FINAL_FAILURES[0], final_failure
+    )
     #: a folder of the script's own that the supervisor commits, relative to its working directory
     directory: str | None = None

@@ -73,6 +73,8 @@ class GenerationOrders(Protocol):
     @property
     def resume_path(self) -> str | None: ...  # noqa: D102
     @property
+    def beginning(self) -> int: ...  # noqa: D102
+    @property
     def restarts(self) -> int: ...  # noqa: D102
     @property
     def after(self) -> str:
@@ -179,6 +181,8 @@ class RankContract(Generic[P]):
     checkpoint_dir: P | None = variable("PHALANX_CHECKPOINT_DIR", None, as_path)
     #: folder of the newest committed checkpoint; absent without one
     resume_path: P | None = variable("PHALANX_RESUME_PATH", None, as_path)
+    #: attempts before the owner had the job begin anew, without their checkpoints; 0: never
+    beginning: int = variable("PHALANX_BEGINNING", 0, _whole)
     #: folder of the attempt's own copy of the code; absent without one
     code_dir: P | None = variable("PHALANX_CODE_DIR", None, as_path)
     #: file that the rank writes its reports to, in the format of `core.contract.records`
@@ -265,7 +269,8 @@ class GangContract:
             job_started_at=self.job_started_at,
             grace_s=self.role.grace_s,
             checkpoint_dir=self.checkpoint_dir,
-            resume_path=orders.resume_path,
+            resume_path=orders.resume_path if self.role.leads else None,
+            beginning=orders.beginning,
             report_file=files.report_file,
             control_file=files.control_file,
             error_file=files.error_file,

@@ -205,9 +205,10 @@ class StoppedRecord(Record):
 
 @_record("done", kw_only=False)
 class DoneRecord(Record):
-    """The script's loop came to its end."""
+    """The script's loop came to its end. `unsaved`: why its last checkpoint is missing."""
 
     step: int
+    unsaved: str = ""
 
 
 @_record("guard")

@@ -24,6 +24,8 @@ _OOM_TYPES = _names("OutOfMemoryError MemoryError")
 _OOM_WORDS = ("can't allocate memory", "CUDA out of memory", "std::bad_alloc")
 _START_TYPES = _names("PreflightFailed")
 _DIVERGED_TYPES = _names("Diverged DivergedForGood")
+_MISSING_TYPES = _names("CheckpointMissing CheckpointUnavailable")
+_UNSAVED_TYPES = _names("FinalCheckpointNotSaved")
 _MISTAKES = _names(
     "AttributeError FileNotFoundError ImportError IndentationError KeyError ModuleNotFoundError",
     "NameError NotImplementedError SyntaxError TabError TypeError UnboundLocalError ValueError",
@@ -172,6 +174,10 @@ def classify(exit: RankExit, *, stepped: bool) -> Cause:
         return Cause.DIVERGED
     if exit.exception in _START_TYPES:
         return Cause.START_FAILED
+    if exit.exception in _MISSING_TYPES:
+        return Cause.CHECKPOINT_MISSING
+    if exit.exception in _UNSAVED_TYPES:
+        return Cause.FINAL_CHECKPOINT_NOT_SAVED
     if not stepped and exit.exception in _MISTAKES:
         return Cause.USER_ERROR
     return Cause.RANK_CRASH

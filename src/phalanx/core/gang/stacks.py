@@ -17,6 +17,12 @@ _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3[.\d]*/|<frozen |/phalanx/(?:train|kit|core)/"
 )
+# Files and functions in which a rank waits for the others.
+_COLLECTIVE = re.compile(
+    r"/torch/distributed/|/torch/autograd/graph\.py _engine_run_backward|/torch/_tensor\.py backward"
+    r"|/torch/nn/parallel/distributed\.py|/phalanx/train/gang/(?:groups|agreement|gathering)\.py"
+    r"|/jax/experimental/multihost_utils\.py|/horovod/|/mpi4py/"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +60,22 @@ def place(text: str) -> Frame | None:
     return own or (frames[0] if frames else None)
 
 
+def waits_for_others(text: str) -> bool:
+    """Whether a rank is inside a collective, or in the backward pass in which gradients are reduced."""
+    for frame in main_thread(text):
+        if _COLLECTIVE.search(f"{frame.file} {frame.name}"):
+            return True
+        if not _LIBRARY.search(frame.file):
+            return False  # the script's own code, which is not waiting inside a library
+    return False
+
+
 def elsewhere(stacks: Mapping[int, str]) -> tuple[int, ...]:
     """The ranks at another place than the majority, which probably waits for them.
 
     `stacks` are texts by rank; an empty one, of a rank that did not answer, is a place of its own.
-    Empty where no place has more than half of the ranks.
+    Where no place has more than half of the ranks, as with two, those that do not wait for others are at
+    fault: the ones that wait in a collective are its victims. Empty where that tells nothing.
     """
     places = {rank: place(text) for rank, text in stacks.items()}
     groups: dict[Frame | None, list[int]] = {}
@@ -66,7 +83,8 @@ def elsewhere(stacks: Mapping[int, str]) -> tuple[int, ...]:
         groups.setdefault(where, []).append(rank)
     most = max(groups.values(), key=len, default=[])
     if 2 * len(most) <= len(places):
-        return ()
+        busy = {rank for rank, text in stacks.items() if not waits_for_others(text)}
+        return tuple(sorted(busy)) if 0 < len(busy) < len(stacks) else ()
     return tuple(sorted(set(places) - set(most)))
 
 

@@ -35,6 +35,10 @@ DEFAULT_BUDGETS: Mapping[Cause, Budget] = {
     Cause.USER_ERROR: Budget(count=0),
     # One bad batch may cost two: the second time tells data from hardware.
     Cause.DIVERGED: Budget(count=4),
+    # Each start waits for `checkpoint.wait` before it fails: a disk or a mount that is away.
+    Cause.CHECKPOINT_MISSING: Budget(count=3, first_wait_s=30.0),
+    # The owner asked for a failure (`checkpoint.on_final_failure`), after the same wait.
+    Cause.FINAL_CHECKPOINT_NOT_SAVED: Budget(count=0),
 }
 
 

@@ -32,6 +32,7 @@ class Desired:
     master_address: str = ""  # address of rank 0 of the node's role
     master_port: int = 0  # free port there for the rendezvous
     resume_path: str | None = None  # checkpoint to resume from; None: none
+    beginning: int = 0  # attempts before the owner had the job begin anew
     restarts: int = 0  # restarts of the job so far
     deadline_at: int | None = None  # when ranks are killed, microseconds UTC
     stacks: int = 0  # number of the newest stack request; 0: none
@@ -68,6 +69,7 @@ def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
         masters=tuple(_master(attempt, one) for one in parts) if len(parts) > 1 else (),
         peers=_peers(attempt),
         resume_path=job.progress.checkpoint_path,
+        beginning=job.progress.beginning,
         restarts=job.restarts,
         stacks=attempt.stacks,
         after=_ended_by(job, attempt),

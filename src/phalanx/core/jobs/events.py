@@ -111,7 +111,10 @@ class StacksOverdue:
 
 @dataclass(frozen=True, slots=True)
 class RanksEnded:
-    """Every rank of one node is gone. `step` is the last one completed; `port` is a fresh one."""
+    """Every rank of one node is gone. `step` is the last one completed; `port` is a fresh one.
+
+    `unsaved` says why the last checkpoint of a run that came to its end is missing; empty: it is not.
+    """
 
     attempt: int
     generation: int
@@ -120,6 +123,7 @@ class RanksEnded:
     port: int
     step: int | None = None
     failure: Failure | None = None
+    unsaved: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +159,17 @@ class CheckpointCommitted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointQuarantined:
-    """A checkpoint failed verification and was set aside."""
+    """A checkpoint failed verification and was set aside.
+
+    `left_path` and `left_step` are of the newest other checkpoint that the job has committed, if any.
+    """
 
     attempt: int
     generation: int
     path: str
     message: str
+    left_path: str | None = None
+    left_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +188,9 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A paused job goes back to the queue."""
+    """A paused job goes back to the queue; with `begin_anew`, without the checkpoints that it has."""
+
+    begin_anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)

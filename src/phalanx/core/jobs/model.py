@@ -64,7 +64,8 @@ class NodeStatus:
     """One node rank: `port` is free on it for the next rendezvous; used when its node rank is 0.
 
     `step` is the last one its ranks completed in the generation that ended. `addresses` are those from
-    which other nodes see its connections.
+    which other nodes see its connections. `unsaved` says why the last checkpoint of a complete run is
+    missing.
     """
 
     phase: NodePhase = NodePhase.LAUNCHING
@@ -72,6 +73,7 @@ class NodeStatus:
     outcome: NodeOutcome | None = None
     step: int | None = None
     addresses: tuple[str, ...] = ()
+    unsaved: str = ""
 
 
 @earlier_names(ranks_may_start="opened")
@@ -122,12 +124,16 @@ class Attempt:
 @earlier_names(no_progress="barren")
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """The highest step, the newest checkpoint, and the generations in a row without progress."""
+    """The highest step, the newest checkpoint, and the generations in a row without progress.
+
+    `beginning` is the number of attempts before the owner had the job begin anew; 0: never.
+    """
 
     high_water_step: int | None = None
     checkpoint_step: int | None = None
     checkpoint_path: str | None = None
     no_progress: int = 0
+    beginning: int = 0
 
 
 @earlier_names(recovery="policy")

@@ -109,7 +109,7 @@ class Manifest:
     data: Mapping[str, Any] = field(default_factory=dict)  # `num_samples`, `fingerprint`
     encryption: Mapping[str, str] | None = None  # parameters of the encryption; None: plain
     root: str = ""  # first checkpoint of its line; empty: written by an earlier release
-    beginning: int = 0  # number of times that the owner had the job begin anew before
+    beginning: int = 0  # attempts of the job before the owner had it begin anew; 0: never
     schema: int = SCHEMA  # version of this format
 
     @property

@@ -138,6 +138,7 @@ class LineageView(ResponseBody):
     num_quarantined: int = 0
     num_stored: int = 0  # valid, and complete in the object store
     num_uploading: int = 0
+    num_missing: int = 0  # committed, and not there any more
     num_samples: int | None = None  # of one epoch
     consumed: int | None = None
     missed: int | None = None
@@ -226,7 +227,7 @@ class EventPage(ResponseBody):
 
 
 class CheckpointView(ResponseBody):
-    """One checkpoint. `state`: valid, quarantined or removed.
+    """One checkpoint. `state`: valid, quarantined, removed (by retention) or missing (not there).
 
     `near`: it was committed in a folder of the nodes; else in the object store alone. `copy_state` is its
     state in the object store: uploading, stored or failed; null without a store or before the upload.
@@ -255,6 +256,12 @@ class StopRequest(RequestBody):
 
     goal: Literal["cancel", "pause"] = "cancel"
     grace_s: Annotated[float, Field(ge=0, le=86400)] | None = None
+
+
+class ResumeRequest(RequestBody):
+    """`begin_anew`: start without the checkpoints that the job has; they are kept."""
+
+    begin_anew: bool = False
 
 
 SubmitResponse.model_rebuild()

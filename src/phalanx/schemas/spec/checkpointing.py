@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from phalanx.core.contract.checkpointing import CheckpointPolicy, SaveInterval
 from phalanx.core.telemetry.line_patterns import LinePattern
 from phalanx.core.training.checkpoints import Best, Keep, far_prefix
+from phalanx.core.training.resumption import DEFAULT_WAIT_S
 from phalanx.schemas.spec.fields import (
     TEXT_OR_LIST,
     Duration,
@@ -110,6 +111,16 @@ class Checkpointing(Section):
     encryption: CheckpointKey | None = optional(
         "Encryption of checkpoints, on the nodes and in the object store."
     )
+    wait: Duration = Field(
+        default=DEFAULT_WAIT_S,
+        description="Time to wait for checkpoints that are missing or unreadable at a start, and for"
+        " the disk at the last save.",
+    )
+    on_final_failure: Literal["succeed", "fail"] = Field(
+        default="succeed",
+        description="How a job ends when its last checkpoint could not be saved; `succeed` gives the"
+        " reason final_checkpoint_not_saved.",
+    )
     directory: KeptDirectory | None = optional(
         "Folder of the script's own checkpoints: committed when it changes, restored before every start."
     )
@@ -136,5 +147,7 @@ class Checkpointing(Section):
             store=self.store,
             key_env=None if key is None else key.key_env,
             key_file=None if key is None else key.key_file,
+            wait_s=self.wait,
+            on_final_failure=self.on_final_failure,
             directory=self.directory,
         )

@@ -121,6 +121,8 @@ class Recovery(Section):
     oom: RestartBudget = _default_budget(Cause.OOM)
     user_error: RestartBudget = _default_budget(Cause.USER_ERROR)
     diverged: RestartBudget = _default_budget(Cause.DIVERGED)
+    checkpoint_missing: RestartBudget = _default_budget(Cause.CHECKPOINT_MISSING)
+    final_checkpoint_not_saved: RestartBudget = _default_budget(Cause.FINAL_CHECKPOINT_NOT_SAVED)
     exit_codes: dict[Annotated[int, Field(ge=1, le=255)], Literal["retry", "fail"]] = Field(
         default_factory=dict, description="What follows an exit code of a rank: retry or fail."
     )

@@ -87,6 +87,7 @@ class RanksEndedReport(GenerationReport):
     port: int
     step: int | None = None
     failure: FailureReport | None = None
+    unsaved: EncodableText = ""
 
 
 class CheckpointReport(GenerationReport):
@@ -341,6 +342,7 @@ class Orders(Message):
     master_address: str = ""
     master_port: int = 0
     resume_path: str | None = None
+    beginning: int = 0
     restarts: int = 0
     last_step: int = 0
     grace_left_s: float = 0.0

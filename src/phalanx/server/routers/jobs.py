@@ -14,6 +14,7 @@ from phalanx.schemas.api.jobs import (
     EventPage,
     JobPage,
     JobView,
+    ResumeRequest,
     StopRequest,
     SubmitRequest,
     SubmitResponse,
@@ -182,9 +183,10 @@ def post_stop(here: Here, num: JobNum, request: StopRequest) -> JobView:
 
 
 @router.post("/{num}/resume")
-def post_resume(here: Here, num: JobNum) -> JobView:
+def post_resume(here: Here, num: JobNum, request: ResumeRequest | None = None) -> JobView:
     """Put a paused job back into the queue; may be repeated."""
-    requests.resume(here.platform, num, here.clock.now(), "user")
+    anew = request is not None and request.begin_anew
+    requests.resume(here.platform, num, here.clock.now(), "user", begin_anew=anew)
     return views.job_view(here.platform, num)
 
 

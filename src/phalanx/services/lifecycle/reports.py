@@ -79,6 +79,7 @@ def ended_event(
         outcome=report.outcome,
         port=report.port,
         step=report.step,
+        unsaved=report.unsaved,
         failure=None if failure is None else failure_of(failure, node_rank, offset_us),
     )
 
@@ -143,8 +144,17 @@ def _restored(inbox: Inbox, report: wire.RestoredReport) -> None:
 def _quarantined(inbox: Inbox, report: wire.QuarantinedReport) -> None:
     key = inbox.key(report.generation)
     lineage.quarantine_checkpoint(inbox.tx, key, report.path, inbox.now)
+    beginning = jobs.load(inbox.tx, inbox.job).job.progress.beginning
+    left = lineage.newest_valid(inbox.tx, inbox.job, after_attempt=beginning)
     inbox.events.append(
-        e.CheckpointQuarantined(inbox.attempt, report.generation, report.path, report.message)
+        e.CheckpointQuarantined(
+            inbox.attempt,
+            report.generation,
+            report.path,
+            report.message,
+            None if left is None else left.path,
+            None if left is None else left.step,
+        )
     )
 
 

@@ -46,10 +46,11 @@ def stop(
     platform.store.transact(work)
 
 
-def resume(platform: Platform, num: int, now: int, actor: str) -> None:
+def resume(platform: Platform, num: int, now: int, actor: str, *, begin_anew: bool = False) -> None:
     """Put a paused job back into the queue; a queued or running job is left unchanged.
 
-    Raises NotFound, and Conflict for a job that has ended or is still stopping.
+    With `begin_anew` the job starts without the checkpoints that it has; it must be paused. Raises
+    NotFound, and Conflict for a job that has ended or is still stopping.
     """
 
     def work(tx: Tx) -> None:
@@ -65,7 +66,12 @@ def resume(platform: Platform, num: int, now: int, actor: str) -> None:
                 "try again when it has stopped",
             )
         if job.state is JobState.PAUSED:
-            commit_events(tx, num, [Resumed()], now, actor)
+            commit_events(tx, num, [Resumed(begin_anew)], now, actor)
+        elif begin_anew:
+            raise Conflict(
+                f"{job_label(num)} is {job.state}: only a paused job can begin anew",
+                f"phalanx pause {job_label(num)}, then resume it with --begin-anew",
+            )
 
     platform.store.transact(work)
 

@@ -22,6 +22,7 @@ from phalanx.schemas.api.why import (
 from phalanx.services.planning.scheduling import view_of
 from phalanx.services.platform import Platform
 from phalanx.services.queries.lineage import lineage_view
+from phalanx.services.queries.views import awaited
 from phalanx.store import events, jobs, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
@@ -46,9 +47,8 @@ def why_view(platform: Platform, num: int, now: int) -> WhyView:
     )
     if stored.job.state is JobState.QUEUED:
         return _waiting(platform, view, stored, now)
-    if stored.job.state is JobState.STARTING:
-        view = _starting(platform, view, stored.job)
     if stored.job.holds_slots:
+        view = _starting(platform, view, stored.job)
         victim = why_victim(view_of(platform, now).snapshot, num, now)
         return view.model_copy(
             update={"preempted_for": None if victim is None else _victim(victim)}
@@ -68,10 +68,13 @@ def _starting(platform: Platform, view: WhyView, job: Job) -> WhyView:
             node = attempt.placement.shares[row.node_rank].node
             busy.setdefault(row.phase, []).append(node)
     said = [f"{_BEFORE_RANKS[phase]} on {', '.join(nodes)}" for phase, nodes in busy.items()]
-    if not said:
+    waits = awaited(job, rows)
+    if waits is not None:
+        reason = ReasonView(code=waits.code.value, message=waits.message)
+    elif said and job.state is JobState.STARTING:
+        reason = ReasonView(code=view.reason.code, message="; ".join(said))
+    else:
         return view
-    message = "; ".join(said)
-    reason = ReasonView(code=view.reason.code, message=message)
     return view.model_copy(update={"reason": reason})
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from phalanx.core.contract.secrecy import shown_spec
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.roles import Part, part_of_rank
-from phalanx.core.jobs.model import TERMINAL, Attempt, JobState
-from phalanx.core.reasons import Reason
+from phalanx.core.jobs.model import TERMINAL, Attempt, Job, JobState
+from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.telemetry.instruments import INSTRUMENTS, is_part
+from phalanx.core.training.resumption import AWAITING
 from phalanx.errors import UserError
 from phalanx.kit.text import job_label
 from phalanx.schemas.api.body import at_of, at_or_none
@@ -29,6 +31,7 @@ from phalanx.schemas.api.jobs import (
 )
 from phalanx.services.lifecycle.assignments import checkpoint_dir
 from phalanx.services.platform import Platform
+from phalanx.services.queries import presence
 from phalanx.services.queries.lineage import lineage_view
 from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
@@ -36,10 +39,25 @@ from phalanx.store.jobs import JobFilter, StoredJob
 from phalanx.store.supervisors import SupervisorRow
 from phalanx.store.telemetry import MetricChunk
 
+MISSING = "missing"
+"""The state of a checkpoint that was committed, not removed by retention, and is not there."""
+
 
 def job_view(platform: Platform, num: int) -> JobView:
     """Read one job with all details. Raises NotFound."""
-    return platform.store.view(lambda tx: _detailed(platform, tx, num))
+
+    def work(tx: Tx) -> tuple[JobView, StoredJob, list[lineage.CheckpointRow]]:
+        stored = jobs.load(tx, num)
+        local = presence.on_this_machine(tx, num, stored.job.attempts)
+        rows = lineage.valid_checkpoints_of(tx, num) if local else []
+        return _detailed(platform, tx, num), stored, rows
+
+    view, stored, rows = platform.store.view(work)
+    gone = _gone(platform, stored, rows)
+    if not gone or view.lineage is None:
+        return view
+    counted = {"num_valid": view.lineage.num_valid - len(gone), "num_missing": len(gone)}
+    return view.model_copy(update={"lineage": view.lineage.model_copy(update=counted)})
 
 
 def list_jobs(platform: Platform, wanted: JobFilter, *, before: int | None, limit: int) -> JobPage:
@@ -81,22 +99,34 @@ def last_events(platform: Platform, num: int, count: int) -> list[EventView]:
 def list_checkpoints(platform: Platform, num: int) -> list[CheckpointView]:
     """A job's checkpoints, oldest first. Raises NotFound."""
 
-    def work(tx: Tx) -> list[CheckpointView]:
-        spec = jobs.load(tx, num).facts.spec
-        rows = lineage.checkpoints_of(tx, num)
-        best = best_path(rows, spec)
-        return [
-            CheckpointView.of(
-                row,
-                created_at=at_of(row.created_at),
-                near="://" not in row.path,
-                copied_at=at_or_none(row.copied_at),
-                is_best=row.path == best,
-            )
-            for row in rows
-        ]
+    def work(tx: Tx) -> tuple[StoredJob, list[lineage.CheckpointRow], bool]:
+        stored = jobs.load(tx, num)
+        local = presence.on_this_machine(tx, num, stored.job.attempts)
+        return stored, lineage.checkpoints_of(tx, num), local
 
-    return platform.store.view(work)
+    stored, rows, local = platform.store.view(work)
+    gone = _gone(platform, stored, rows) if local else frozenset()
+    rows = [replace(row, state=MISSING) if row.path in gone else row for row in rows]
+    best = best_path(rows, stored.facts.spec)
+    return [
+        CheckpointView.of(
+            row,
+            created_at=at_of(row.created_at),
+            near="://" not in row.path,
+            copied_at=at_or_none(row.copied_at),
+            is_best=row.path == best,
+        )
+        for row in rows
+    ]
+
+
+def _gone(
+    platform: Platform, stored: StoredJob, rows: Sequence[lineage.CheckpointRow]
+) -> frozenset[str]:
+    """Paths of checkpoints that are valid by their reports, and nowhere any more."""
+    folder = checkpoint_dir(platform.home, stored.facts.project, stored.job.num)
+    here = [row.path for row in rows if row.state == "valid" and row.copy_state != "stored"]
+    return presence.missing(folder, here)
 
 
 def best_path(rows: Sequence[lineage.CheckpointRow], spec: object) -> str | None:
@@ -110,6 +140,15 @@ def best_path(rows: Sequence[lineage.CheckpointRow], spec: object) -> str | None
     known = [row for row in rows if row.state == "valid" and name in row.metrics]
     best = max(known, key=lambda row: sign * row.metrics[name], default=None)
     return None if best is None else best.path
+
+
+def awaited(job: Job, rows: Sequence[SupervisorRow]) -> Reason | None:
+    """What a job that holds slots waits for before it can train: its checkpoints, or nothing."""
+    if job.attempt is None or not any(row.phase == AWAITING for row in rows):
+        return None
+    wanted = job.progress.checkpoint_path or "its checkpoints"
+    said = f"waits for {wanted}, which is missing or cannot be read"
+    return Reason(ReasonCode.CHECKPOINT_MISSING, said)
 
 
 # -- one job -------------------------------------------------------------------------------------
@@ -139,8 +178,8 @@ def _brief(tx: Tx, stored: StoredJob) -> JobView:
     job, facts, attempt = stored.job, stored.facts, stored.job.attempt
     # The failure that matters now: the live generation's, or the last one.
     failure = (None if attempt is None else attempt.failure) or job.last_failure
-    waits = stored.pending_reason if job.state is JobState.QUEUED else None
     rows = [] if attempt is None else supervisors.of_attempt(tx, job.num, attempt.num)
+    waits = stored.pending_reason if job.state is JobState.QUEUED else awaited(job, rows)
     return JobView.of(
         facts,
         num=job.num,

@@ -7,21 +7,32 @@ for writing.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from phalanx import checkpoint
 from phalanx.checkpoint import folders
 from phalanx.checkpoint.folders import FolderOrigin, PreviousCommit, Stat
-from phalanx.checkpoint.remote_tier import CheckpointTier, RemoteTier, known
+from phalanx.checkpoint.remote_tier import CheckpointTier, RemoteTier
+from phalanx.checkpoint.search import CheckpointSearch
 from phalanx.core.contract import records
 from phalanx.core.contract.records import Record
-from phalanx.core.training.checkpoints import Keep, Manifest, checkpoint_name, lineages
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError
+from phalanx.core.reasons import Cause
+from phalanx.core.training.checkpoints import Keep, Manifest, checkpoint_name
+from phalanx.core.training.resumption import DEFAULT_WAIT_S, StartAction, StartWait
+from phalanx.errors import (
+    CheckpointCorrupt,
+    CheckpointMissing,
+    CheckpointNotFound,
+    CheckpointUnavailable,
+    PlatformError,
+)
 from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
 from phalanx.launch import linux
@@ -42,6 +53,7 @@ _JOURNAL_STEM = "events.out.tfevents"
 Report = Callable[[int, Record], None]
 """Takes the time in microseconds UTC, and a record."""
 Call = Callable[[], None]
+Failed = Callable[[str, Cause], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +70,18 @@ class CheckpointFolder:
     Every call comes from the main thread and returns at once.
     """
 
+    unsaved: str = ""
+    """Why the folder of a script that came to its end is not committed; empty: it is."""
+
     @property
     def restored_step(self) -> int | None:
         """The step of the commit that was restored; 0: nothing was; None: there is no folder."""
         return None
 
-    def open(self, then: Call, failed: Callable[[str], None]) -> None:
+    def open(self, then: Call, failed: Failed) -> None:
         """Restore the last commit, then call `then`, and begin to watch.
 
-        Where that fails, `failed` is called with the reason instead.
+        Where that fails, `failed` is called with the reason and the cause instead.
         """
         then()
 
@@ -98,6 +113,8 @@ class CheckpointFolderConfig:
     env: Mapping[str, str]  # credentials of the object store
     meeting: str  # rendezvous address of this generation, the same on all nodes
     lock: Path | None  # nodes that share the folder take turns; None: there is one node
+    newest: str | None = None  # the newest checkpoint that the control plane knows
+    wait_s: float = DEFAULT_WAIT_S  # how long a start waits for it
 
 
 @dataclass(slots=True)
@@ -122,6 +139,9 @@ class WatchedCheckpointFolder(CheckpointFolder):
     _step: int = 0  # last committed step
     _parent: Manifest | None = None  # checkpoint that was restored or committed last
     _restored_step: int = 0  # step that the ranks begin with
+    unsaved: str = ""  # why the last state is not committed
+    _uncommitted: str = ""  # why the newest state is not committed
+    _hurried: threading.Event = field(default_factory=threading.Event)  # ends waits
     _finished: Call | None = None  # called at the end
     _thread: threading.Thread | None = None  # None: not opened
     _long_lived_pids: tuple[int, ...] = ()  # writers to wait for
@@ -141,7 +161,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
         """See `CheckpointFolder`. Final once `open` has called back."""
         return self._restored_step
 
-    def open(self, then: Call, failed: Callable[[str], None]) -> None:
+    def open(self, then: Call, failed: Failed) -> None:
         """See `CheckpointFolder`."""
         self._thread = threading.Thread(
             target=self._run, args=(then, failed), name="phalanx-folder", daemon=True
@@ -162,22 +182,25 @@ class WatchedCheckpointFolder(CheckpointFolder):
 
     def hurry(self) -> None:
         """See `CheckpointFolder`."""
+        self._hurried.set()
         self._tier.leave()
 
     # -- the thread --------------------------------------------------------------------------------
 
-    def _run(self, then: Call, failed: Callable[[str], None]) -> None:
+    def _run(self, then: Call, failed: Failed) -> None:
         try:
             self._restore()
             self.outside(then)
         except Exception as error:
             why = error if isinstance(error, OSError | PlatformError) else repr(error)
             message = f"{self.facts.folder} could not be restored: {why}"
-            self.outside(lambda: failed(message))
+            away = isinstance(error, CheckpointMissing | CheckpointUnavailable)
+            cause = Cause.CHECKPOINT_MISSING if away else Cause.START_FAILED
+            self.outside(lambda: failed(message, cause))
         self._run_safely(self._watch)
         self._over.wait()
-        if self._trusted:
-            self._run_safely(self._commit_if_changed)
+        if self._trusted and self.facts.commits:
+            self._run_safely(self._commit_at_the_end)
         if self.facts.commits:
             self._run_safely(lambda: self._tier.finish(self._upload_s))
         if self._finished is not None:
@@ -226,16 +249,45 @@ class WatchedCheckpointFolder(CheckpointFolder):
     def _is_written(self) -> bool:
         return any(_writers(self.facts.folder.resolve()))
 
+    def _commit_at_the_end(self) -> None:
+        """Commit the last state, again where that fails, with growing waits."""
+        deadline_s, pause_s = self.clock.monotonic() + self.facts.wait_s, 1.0
+        while True:
+            if self._uncommitted:
+                self._known = {}  # committed again, although it has not changed
+            self._commit_if_changed()
+            left_s = deadline_s - self.clock.monotonic()
+            if not self._uncommitted:
+                return
+            if left_s <= 0 or self._hurried.wait(min(pause_s, left_s)):
+                self.unsaved = f"{self.facts.folder} could not be committed: {self._uncommitted}"
+                return
+            pause_s = min(60.0, 2 * pause_s)
+
     def _commit_if_changed(self) -> None:
         stats = self._look()
         if not self.facts.commits or not stats or stats == self._known:
             return
         try:
-            if self._commit(stats):
+            self._uncommitted = "" if self._commit(stats) else "files are being written"
+            if not self._uncommitted:
                 self._known = stats
         except (OSError, PlatformError) as error:
             self._known = stats  # tried again when it changes, not every moment
+            self._uncommitted = str(error)
+            self._make_room(error)
             self._complain(f"{self.facts.folder} could not be committed: {error}")
+
+    def _make_room(self, error: Exception) -> None:
+        """Delete older checkpoints where the disk is full, except those to keep in any case."""
+        facts, number = self.facts, getattr(error, "errno", None)
+        bounded = facts.keep.last is not None or facts.keep.age_s is not None
+        if number not in (errno.ENOSPC, errno.EDQUOT) or not bounded or self._parent is None:
+            return
+        fewer = replace(facts.keep, last=1, age_s=None)
+        with contextlib.suppress(OSError):
+            for gone in checkpoint.retain(facts.store, fewer, head=self._parent.name):
+                self._report(records.RemovedRecord(str(facts.store / gone.name)))
 
     def _commit(self, stats: dict[str, Stat]) -> bool:
         facts, began, told = self.facts, self.clock.monotonic(), self.progress()
@@ -279,8 +331,6 @@ class WatchedCheckpointFolder(CheckpointFolder):
     def _restore(self) -> None:
         """Restore the folder, once in each generation: nodes may share it, and ranks may write already."""
         facts, began, origin = self.facts, self.clock.monotonic(), self.facts.origin
-        if facts.commits:
-            checkpoint.clean_debris(facts.store)
         if facts.lock is None:
             told = self._restore_newest()
         else:
@@ -288,7 +338,11 @@ class WatchedCheckpointFolder(CheckpointFolder):
             with restore_lock.turn(facts.lock, generation, self._over.wait) as mine:
                 if mine is None:
                     return  # the generation is over
-                told = mine.told or mine.tell(self._restore_newest())
+                told = mine.told or self._restore_newest()
+                if told is not None and mine.told is None:
+                    mine.tell(told)
+        if told is None:
+            return  # the generation is over
         self._known, self._step, self._restored_step = told.stats, told.step, told.step
         if told.path is not None and facts.commits:
             self._parent = checkpoint.read_manifest(Path(told.path))
@@ -312,30 +366,41 @@ class WatchedCheckpointFolder(CheckpointFolder):
                 )
             )
 
-    def _restore_newest(self) -> RestoreResult:
-        """Restore the newest checkpoint that verifies, here or in the object store, if there is one."""
-        facts, bad = self.facts, []
-        near = [one.manifest for one in checkpoint.scan(facts.store).good]
-        order = lineages(known(self._tier, near, self._complain))
-        names = [one.name for one in order if one.why == folders.WHY]
-        while names:
-            path = facts.store / names.pop(0)
+    def _restore_newest(self) -> RestoreResult | None:
+        """Restore the newest checkpoint that verifies, here or in the object store, if there is one.
+
+        What the job has committed and cannot be read is waited for; None: the generation ended meanwhile.
+        Raises CheckpointMissing, OSError.
+        """
+        facts = self.facts
+        place, beginning = str(facts.store), facts.origin.beginning
+        wait = StartWait(place, facts.newest, facts.wait_s, beginning, _is_of_a_folder)
+        search = CheckpointSearch(
+            facts.store, wait, self._report, self._tier, quarantines=facts.commits
+        )
+        while True:
+            decision = search.next(self.clock.monotonic())
+            if decision.action is StartAction.WAIT:
+                if self._over.wait(search.pause_s):
+                    return None
+                continue
+            bad = [] if facts.commits else search.bad
+            if decision.action is not StartAction.RESUME:
+                return RestoreResult(None, 0, folders.look(facts.folder), bad)
+            path = facts.store / decision.order[0].name
             try:
-                if not self._tier.bring(path):
-                    continue
                 manifest = checkpoint.verify(path)
                 folders.put_back(path, manifest, facts.folder)
-            except CheckpointNotFound:
-                continue
+            except (CheckpointNotFound, CheckpointUnavailable) as error:
+                search.could_not_read(path.name, error.message)
             except CheckpointCorrupt as error:
-                self._set_aside(path, error.message)
-                if self._tier.has_another(path):
-                    names.insert(0, path.name)
-                elif not facts.commits:
-                    bad.append((str(path), error.message))
-                continue
-            return RestoreResult(str(path), manifest.step, folders.look(facts.folder), bad)
-        return RestoreResult(None, 0, folders.look(facts.folder), bad)
+                search.reject(path, error.message)
+            except OSError as error:
+                if not str(error.filename).startswith(f"{facts.store}/"):
+                    raise
+                search.could_not_read(path.name, str(error))
+            else:
+                return RestoreResult(str(path), manifest.step, folders.look(facts.folder), bad)
 
     def _set_aside(self, path: Path, why: str) -> None:
         if self.facts.commits and path.is_dir():
@@ -350,6 +415,10 @@ class WatchedCheckpointFolder(CheckpointFolder):
         if message not in self._complained:
             self._complained.add(message)
             self._report(records.WarningRecord(message))
+
+
+def _is_of_a_folder(manifest: Manifest) -> bool:
+    return manifest.why == folders.WHY
 
 
 def _long_lived_pids() -> tuple[int, ...]:

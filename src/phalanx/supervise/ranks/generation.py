@@ -126,9 +126,7 @@ class Generation:
 
     def start(self) -> None:
         """Restore the script's checkpoint folder, where there is one, then start every rank."""
-        self._checkpoint_folder.open(
-            self._start_ranks, lambda said: self.fail(said, Cause.START_FAILED)
-        )
+        self._checkpoint_folder.open(self._start_ranks, self.fail)
 
     def _start_ranks(self) -> None:
         if self.ending or self._finished:
@@ -344,7 +342,13 @@ class Generation:
             rank.close()
         self._context.processes.forget_output()
         self.records.read()
+        self.failure = self.failure or _unsaved_as_failure(self._context, self._checkpoint_folder)
         self._context.ended(self)
+
+    @property
+    def unsaved(self) -> str:
+        """Why the last checkpoint of a run that came to its end is missing; empty: it is not."""
+        return (self.records.unsaved or self._checkpoint_folder.unsaved) if self.leads else ""
 
     @property
     def fault(self) -> FailureReport | None:
@@ -387,6 +391,7 @@ def open_checkpoint_folder(
             generation=orders.generation,
             world_size=gang.world.size,
             reference_world=gang.role.reference_world,
+            beginning=orders.beginning,
         ),
         keep=policy.keep,
         commits=assignment.node_rank == 0,
@@ -394,6 +399,8 @@ def open_checkpoint_folder(
         env=assignment.env | ({"PHALANX_JOB_UID": gang.job.uid} if gang.job.uid else {}),
         meeting=f"{orders.master_address}:{orders.master_port}",
         lock=restore_lock.lock_file(cwd, folder) if gang.world.num_nodes > 1 else None,
+        newest=Path(orders.resume_path).name if orders.resume_path and gang.role.leads else None,
+        wait_s=policy.wait_s,
     )
     outside = context.loop.call_from_outside
 
@@ -412,6 +419,17 @@ def _more(before: int | None, now: int | None) -> bool:
 
 def _oom_kills(processes: ProcessTree) -> int | None:
     return oom_kills(name=group_name(processes.reaper.process.pid))
+
+
+def _unsaved_as_failure(
+    context: GenerationContext, folder: CheckpointFolder
+) -> FailureReport | None:
+    """The failure for a folder that could not be committed in the end, where the spec asks for one."""
+    policy = context.assignment.gang.role.checkpoint
+    if not folder.unsaved or policy.on_final_failure != "fail":
+        return None
+    cause, node = Cause.FINAL_CHECKPOINT_NOT_SAVED, context.assignment.node_rank
+    return FailureReport.from_core(Failure(cause, None, node, context.clock.now(), folder.unsaved))
 
 
 def _is_clean(rank: LocalRank) -> bool:

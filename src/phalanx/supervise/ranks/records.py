@@ -150,6 +150,7 @@ class GenerationRecords:
         self.epoch: int | None = None
         self.phase = ""
         self.done: set[int] = set()
+        self.unsaved = ""
         self.stopped: set[int] = set()
         self._began = False
         self._fresh_rows: list[Consumed] = []
@@ -280,8 +281,9 @@ class GenerationRecords:
         self.phase = record.name
         self._watch.turned()
 
-    def _done(self, rank: int, _at: int, _record: contract.DoneRecord) -> None:
+    def _done(self, rank: int, _at: int, record: contract.DoneRecord) -> None:
         self.done.add(rank)
+        self.unsaved = self.unsaved or record.unsaved
         self._watch.ended()
 
     def _stopped(self, rank: int, _at: int, _record: contract.StoppedRecord) -> None:

@@ -55,7 +55,7 @@ class RestoreTurn:
                 return None
             stats = {name: _stat(*row) for name, row in body.pop("stats").items()}
             return RestoreResult(stats=stats, **body)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None  # new, of another version, or cut off when its writer died
 
     def tell(self, told: RestoreResult) -> RestoreResult:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.core.gang.failures import Failure
-from phalanx.core.gang.stacks import elsewhere, place
+from phalanx.core.gang.stacks import elsewhere, place, waits_for_others
 from phalanx.core.gang.stalls import StallWatch
 from phalanx.core.reasons import Cause
 from phalanx.kit.clock import Clock
@@ -99,4 +99,9 @@ def _differences(found: list[RankStacks], odd: tuple[int, ...]) -> str:
         return "; ".join(
             f"rank {rank} differs from the other ranks: {where[rank]}" for rank in odd[:4]
         )
-    return "".join(f"rank {rank}: {where[rank]}" for rank in tuple(by_rank)[:1])
+    rank = next(iter(by_rank), None)
+    if rank is None:
+        return ""
+    if waits_for_others(by_rank[rank].text):
+        return f"rank {rank} waits for other ranks: {where[rank]}"
+    return f"rank {rank}: {where[rank]}"

@@ -7,7 +7,7 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,12 @@ class Journal:
         for name, value in values.items():
             detach = getattr(value, "detach", None)
             self._pending[name] = value if detach is None else detach()
+
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """Begin with the values that a checkpoint holds."""
+        for name, value in saved.items():
+            if isinstance(value, int | float | str):
+                self.latest.setdefault(name, value)
 
     def flush(self) -> None:
         """Read the pending values and report them."""

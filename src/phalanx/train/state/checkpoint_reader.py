@@ -95,7 +95,7 @@ def read_state(
             rng = tuple(one.numpy().tobytes() for one in state["rng"])
         else:
             rng = tuple(bytes.fromhex(head["rng"]) for head in heads)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         text = f"{path}: not a state this library wrote: {error}"
         raise CheckpointCorrupt(text) from error
     return state, rng

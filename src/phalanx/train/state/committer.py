@@ -5,9 +5,13 @@ Every rank writes its file with `PartWriter`; rank 0 gathers what they return an
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,20 +22,33 @@ from phalanx.checkpoint.commit import DEBRIS
 from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.contract.records import (
     CheckpointRecord,
+    PhaseRecord,
     QuarantinedRecord,
     RemovedRecord,
     UploadedRecord,
     WarningRecord,
 )
-from phalanx.core.training.checkpoints import FileEntry, Manifest, Position, root_after
+from phalanx.core.training.checkpoints import (
+    FileEntry,
+    Keep,
+    Manifest,
+    Position,
+    is_checkpoint_name,
+    root_after,
+)
 from phalanx.errors import PlatformError
 from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
+from phalanx.kit.units import format_duration, format_size
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
+from phalanx.train.gang.search_turn import Spread
 from phalanx.train.state.storage import CheckpointStorage
 
 STATE = "state.tensors"
+_NEXT_SAVES = 3  # counted on where all checkpoints are kept
+_GIVEN_UP = "!"
+_LONGEST_PAUSE_S = 60.0
 
 
 def shard_file(rank: int) -> str:
@@ -184,8 +201,12 @@ class Committer:
         self._store, self._info, self._report = store, info, report
         self._clock, self._disk = clock, disk
         self._storage = storage or CheckpointStorage()
+        self.problem = ""
+        """Why the newest save failed; empty: it did not."""
         self._parent: Manifest | None = None
         self._number = 0
+        self._absent_since_s: float | None = None
+        self._warned_of_room = False
 
     def seen(self, number: int) -> None:
         """Count on from a commit number that the directory has."""
@@ -201,10 +222,35 @@ class Committer:
         if self._storage.store_first is not None:
             return StoreDraft(self._storage.store_first, name)
         try:
+            self._require_folder()
             return checkpoint.CheckpointWriter(self._store, name, self._disk)
         except OSError as error:
             self.warn(step, str(error))
             return None
+
+    def _require_folder(self) -> None:
+        """Refuse, for as long as checkpoints are waited for, to begin a folder that was there anew.
+
+        What is saved in its place would be hidden once its disk is back. Raises OSError.
+        """
+        parent = self._parent
+        if parent is None or self._holds_any(parent.name):
+            self._absent_since_s = None
+            return
+        now_s = self._clock.monotonic()
+        if self._absent_since_s is None:
+            self._absent_since_s = now_s
+        if now_s - self._absent_since_s < self._info.checkpoint.wait_s:
+            said = f"checkpoint {parent.name} is not in {self._store} any more; is its disk away?"
+            raise OSError(errno.ENOENT, said)
+
+    def _holds_any(self, name: str) -> bool:
+        if checkpoint.is_there(self._store / name):
+            return True
+        try:
+            return any(is_checkpoint_name(one[:22]) for one in os.listdir(self._store))
+        except OSError:
+            return False
 
     def commit(
         self,
@@ -232,7 +278,7 @@ class Committer:
         path = str(writer.commit(manifest))
         took_s = round(self._clock.monotonic() - began, 6)
         self._parent, self._number = manifest, manifest.commit
-        self.last_why = manifest.why
+        self.last_why, self.problem = manifest.why, ""
         self._report.write(
             CheckpointRecord(
                 path=path,
@@ -253,13 +299,56 @@ class Committer:
             self._storage.store_first.retire(manifest.name)
         else:
             self._storage.tier.committed()
-            self._retain()
+            self._retain(self._info.checkpoint.keep, checkpoint.read_manifest)
+            self._measure(manifest.size_bytes)
         return path
 
     def warn(self, step: int, why: str) -> None:
         """Report that a save failed."""
-        message = f"the checkpoint of step {step} could not be saved: {why}"
-        self._report.write(WarningRecord(message))
+        self.problem = f"the checkpoint of step {step} could not be saved: {why}"
+        self._report.write(WarningRecord(self.problem))
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint that this run has committed or continues."""
+        return None if self._parent is None else self._parent.step
+
+    def make_room(self) -> bool:
+        """Delete all but the newest checkpoint and those to keep in any case; returns whether any was.
+
+        Only where a save failed for want of room. The newest is verified completely before.
+        """
+        keep = self._info.checkpoint.keep
+        full = any(os.strerror(number) in self.problem for number in (errno.ENOSPC, errno.EDQUOT))
+        bounded = keep.last is not None or keep.age_s is not None
+        if not full or not bounded or self._parent is None or self._storage.store_first is not None:
+            return False
+        gone = self._retain(replace(keep, last=1, age_s=None), checkpoint.verify)
+        if gone:
+            said = f"{self._store} is full: {gone} older checkpoints were deleted to make room"
+            self._report.write(WarningRecord(said))
+        return gone > 0
+
+    def _measure(self, size_bytes: int) -> None:
+        """Warn once that the disk will not hold the checkpoints that are to be kept."""
+        keep = self._info.checkpoint.keep
+        try:
+            free = shutil.disk_usage(self._store).free
+            kept = sum(is_checkpoint_name(name) for name in os.listdir(self._store))
+        except OSError:
+            return
+        # One more than is kept: the next one is written before the oldest is deleted.
+        missing = max(1, 1 + (keep.last or kept + _NEXT_SAVES) - kept)
+        if free >= missing * size_bytes:
+            self._warned_of_room = False
+        elif not self._warned_of_room:
+            self._warned_of_room = True
+            self._report.write(
+                WarningRecord(
+                    f"{self._store} has {format_size(free)} free; {missing} more checkpoints of"
+                    f" {format_size(size_bytes)} are to come: free some space, or keep fewer"
+                )
+            )
 
     def _manifest(self, writer: Draft, saved: SavedState) -> Manifest:
         info, parent = self._info, self._parent
@@ -273,7 +362,7 @@ class Committer:
             commit=self._number + 1,
             parent=None if parent is None else parent.name,
             root=root_after(parent, writer.name),
-            beginning=0 if parent is None else parent.beginning,
+            beginning=info.beginning if parent is None else parent.beginning,
             world_size=info.world_size,
             reference_world=info.reference_world,
             global_batch=saved.global_batch,
@@ -292,15 +381,16 @@ class Committer:
             data=dict(saved.data),
         )
 
-    def _retain(self) -> None:
+    def _retain(self, keep: Keep, check: Callable[[Path], Manifest]) -> int:
+        """Delete what `keep` lets go of; returns how many checkpoints that were."""
         try:
             # The head was synced a moment ago, its digests were taken on the way: reading it all
             # again would double the traffic.
             gone = checkpoint.retain(
                 self._store,
-                self._info.checkpoint.keep,
+                keep,
                 self._disk,
-                check=checkpoint.read_manifest,
+                check=check,
                 now=self._clock.now(),
                 head=None if self._parent is None else self._parent.name,
             )
@@ -308,3 +398,50 @@ class Committer:
                 self._report.write(RemovedRecord(str(self._store / manifest.name)))
         except OSError as error:
             self._report.write(WarningRecord(f"old checkpoints could not be deleted: {error}"))
+            return 0
+        return len(gone)
+
+
+class LastSave:
+    """Repeats the last save of a run while it fails, with growing waits, for `checkpoint.wait`."""
+
+    def __init__(
+        self,
+        committer: Committer,
+        info: RankInfo,
+        channel: Spread,
+        report: Report,
+        clock: Clock,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._committer, self._info, self._channel = committer, info, channel
+        self._report, self._clock, self._pause = report, clock, pause
+        self._deadline_s: float | None = None
+        self._pause_s = 1.0
+
+    def insist(self, save: Callable[[], bool], step: int) -> str:
+        """Call `save` until it returns True or the time is over; returns why it failed. Collective."""
+        while not save():
+            told = self._channel.spread(self._judged(step) if self._info.is_main else "")
+            if told:
+                return told.removeprefix(_GIVEN_UP)
+        return ""
+
+    def _judged(self, step: int) -> str:
+        """Return nothing after a wait, to try again; else what `insist` returns."""
+        now_s, wait_s = self._clock.monotonic(), self._info.checkpoint.wait_s
+        if self._deadline_s is None:
+            self._deadline_s = now_s + wait_s
+            if wait_s:
+                said = f"{self._committer.problem}; trying again for {format_duration(wait_s)}"
+                self._report.write(WarningRecord(said))
+        if self._committer.make_room():
+            return ""
+        if now_s >= self._deadline_s:
+            # The step may be in a checkpoint that was due at the same step.
+            lost = self._committer.saved_step != step
+            return f"{_GIVEN_UP}{self._committer.problem if lost else ''}"
+        self._report.write(PhaseRecord("saving"))
+        self._pause(min(self._pause_s, self._deadline_s - now_s))
+        self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)
+        return ""

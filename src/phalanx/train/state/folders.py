@@ -7,21 +7,31 @@ any other checkpoint. Scripts that call `phalanx.train.init` have `run.checkpoin
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 from phalanx import checkpoint
-from phalanx.checkpoint.folders import FolderOrigin, manifest_of
+from phalanx.checkpoint.folders import WHY, FolderOrigin, manifest_of
+from phalanx.checkpoint.search import CheckpointSearch
 from phalanx.core.contract.records import StepRecord, WarningRecord
 from phalanx.core.training.checkpoints import Manifest, checkpoint_name
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, NotSupported, UserError
+from phalanx.core.training.resumption import StartAction
+from phalanx.errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    CheckpointUnavailable,
+    NotSupported,
+    UserError,
+)
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.text import random_hex
 from phalanx.train.gang import context
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report, report_to
-from phalanx.train.state.committer import Committer, set_aside
+from phalanx.train.gang.search_turn import wait_for
+from phalanx.train.state.committer import Committer
 
 _NO_COPIES = (
     "checkpoint.store: folders that a script saves itself are not copied; set checkpoint.directory"
@@ -80,26 +90,32 @@ def newest(checkpoint_dir: str | Path | None = None) -> tuple[Path, int] | None:
     """The newest folder that verifies, and its step; None when there is none.
 
     Every byte is read and compared. Rank 0 sets aside what does not verify; the one before it is taken.
+    What the job has committed and cannot be read is waited for. Raises CheckpointMissing.
     """
     info = _info(checkpoint_dir)
-    if info.checkpoint_dir is None:
+    store = info.checkpoint_dir
+    if store is None:
         return None
-    listing = checkpoint.scan(info.checkpoint_dir)
-    if info.is_main:
-        checkpoint.clean_debris(info.checkpoint_dir)
-    for one in checkpoint.resume_order(listing):
+    clock, report = SystemClock(), _report(info.report_file)
+    wait = wait_for(info, str(store), lambda one: one.why == WHY)
+    search = CheckpointSearch(store, wait, report.write, quarantines=info.is_main)
+    while True:
+        decision = search.next(clock.monotonic())
+        if decision.action is StartAction.WAIT:
+            time.sleep(search.pause_s)
+            continue
+        if decision.action is not StartAction.RESUME:
+            return None
+        path = store / decision.order[0].name
         try:
-            manifest = checkpoint.verify(one.path)
-        except CheckpointNotFound:
-            continue
+            manifest = checkpoint.verify(path)
+        except (CheckpointNotFound, CheckpointUnavailable) as error:
+            search.could_not_read(path.name, error.message)
         except CheckpointCorrupt as error:
-            if info.is_main and one.path.is_dir():
-                report = _report(info.report_file)
-                set_aside(one.path, error.message, report, checkpoint.Disk())
-            continue
-        _continued[info.checkpoint_dir] = manifest
-        return one.path, manifest.step
-    return None
+            search.reject(path, error.message)
+        else:
+            _continued[store] = manifest
+            return path, manifest.step
 
 
 def _parent(store: Path, step: int) -> Manifest | None:
@@ -137,4 +153,5 @@ def _origin(info: RankInfo) -> FolderOrigin:
         world_size=info.world_size,
         reference_world=info.reference_world,
         script=Path(sys.argv[0]).name,
+        beginning=info.beginning,
     )

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from phalanx import checkpoint
-from phalanx.core.contract.records import WarningRecord
-from phalanx.core.training.checkpoints import FileEntry, Manifest, lineages
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
+from phalanx.checkpoint.search import CheckpointSearch
+from phalanx.core.training.checkpoints import FileEntry, Manifest
+from phalanx.errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    CheckpointUnavailable,
+)
+from phalanx.kit.clock import Clock
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
+from phalanx.train.gang.search_turn import SearchTurn, wait_for
 from phalanx.train.state.checkpoint_reader import Restored, read_state, resume_differs
-from phalanx.train.state.committer import set_aside
 from phalanx.train.state.storage import CheckpointStorage
-
-# How a checkpoint is opened, as rank 0 sends it: whether an older candidate is left.
-_FURTHER, _LAST = "+", "."
 
 
 class ResumeChoice:
@@ -34,11 +38,40 @@ class ResumeChoice:
         channel: ControlChannel,
         report: Report,
         disk: checkpoint.Disk,
+        clock: Clock,
+        pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        self.newest_commit = 0
         self._store, self._info, self._channel = store, info, channel
-        self._report, self._disk = report, disk
-        self._untried: list[Path] | None = None
+        self._report, self._disk, self._clock, self._pause = report, disk, clock, pause
+        self._search = CheckpointSearch(store, wait_for(info, str(store)), report.write)
+        self._turn: SearchTurn | None = None
+
+    @property
+    def newest_commit(self) -> int:
+        """Return the highest commit number found."""
+        return self._search.newest_commit
+
+    def ready(self, storage: CheckpointStorage) -> None:
+        """Return when the checkpoints that the job has committed are there, after a wait. Collective.
+
+        Raises CheckpointMissing.
+        """
+        wanted, there = self._info.resume_path, ""
+        if self._info.is_main and wanted is not None:
+            there = "there" if checkpoint.is_there(self._store / wanted.name) else ""
+        if not self._channel.broadcast(there):
+            self._taking_turns(storage).next()
+
+    def _taking_turns(self, storage: CheckpointStorage) -> SearchTurn:
+        if self._turn is None:
+            info, wait = self._info, wait_for(self._info, str(self._store))
+            self._search = CheckpointSearch(
+                self._store, wait, self._report.write, storage.tier, self._disk
+            )
+            self._turn = SearchTurn(
+                self._search, info.is_main, self._channel, self._clock, self._pause
+            )
+        return self._turn
 
     def kept(self) -> list[Manifest]:
         """Return the manifests of the committed checkpoints."""
@@ -49,20 +82,15 @@ class ResumeChoice:
 
         Rank 0 chooses. While an older candidate is left, tensors are verified as they are read and
         `accept` decides. The last candidate is verified completely before anything is overwritten.
-        Corrupt checkpoints are quarantined and reported.
+        Corrupt checkpoints are quarantined and reported; what cannot be read is waited for.
         """
-        if self._untried is None:
-            self._untried = self._candidates(storage) if self._info.is_main else []
-        while True:
-            chosen = _next(self._untried, storage)
-            how = _LAST if not self._untried else _FURTHER
-            told = self._channel.broadcast(f"{how}{chosen}" if chosen else "")
-            if not told:
-                return None
-            path = Path(told[1:])
-            restored, why = self._read(path, told[0], storage)
-            if self._agreed(path, why, why or None, storage):
+        turn = self._taking_turns(storage)
+        while (found := turn.next()) is not None:
+            path = self._store / found.name
+            restored, why, away = self._read(path, storage, is_last=found.is_last)
+            if self._agreed(path, why, None if away else why or None, storage):
                 return restored
+        return None
 
     def accept(self, restored: Restored, problem: str, storage: CheckpointStorage) -> bool:
         """Return whether all ranks read their parts, and the bytes that no rank read are valid too.
@@ -73,80 +101,62 @@ class ResumeChoice:
             place = (self._info.rank, self._info.world_size)
             try:
                 checkpoint.verify_share(restored.path, restored.manifest, place, restored.read)
-            except CheckpointCorrupt as error:
+            except (CheckpointCorrupt, CheckpointUnavailable) as error:
                 problem = error.message
-        if not self._agreed(restored.path, problem, None, storage):
-            return False
-        self._untried = None
-        return True
+        return self._agreed(restored.path, problem, None, storage)
 
     def _agreed(
         self, path: Path, problem: str, rot: str | None, storage: CheckpointStorage
     ) -> bool:
         """Return whether no rank has a problem with a checkpoint; else it is rejected.
 
-        `rot` is the corruption that rank 0 found in the files; None: rank 0 verifies them here.
+        `rot` is the corruption that rank 0 found in the files; None: rank 0 verifies them here. What no
+        rank finds corrupt, but some rank cannot read, is tried again.
         """
         failed = self._channel.total([1.0 if problem else 0.0])[0]
         if failed and self._info.is_main:
-            found = _rot(path) if rot is None else rot
-            if found:
-                set_aside(path, found, self._report, self._disk)
-                if self._untried is not None and storage.tier.has_another(path):
-                    self._untried.insert(0, path)
+            search = self._search
+            if found := _rot(path) if rot is None else rot:
+                search.reject(path, found)
             else:
-                message = f"{path}: {failed:.0f} ranks could not read the checkpoint; an older one is tried"
-                self._report.write(WarningRecord(f"{message}{problem and ': '}{problem}"))
+                said = f"{path}: {failed:.0f} ranks could not read the checkpoint"
+                search.could_not_read(path.name, f"{said}{problem and ': '}{problem}")
         return failed == 0
 
-    def _candidates(self, storage: CheckpointStorage) -> list[Path]:
-        try:
-            listing = checkpoint.scan(self._store)
-            checkpoint.clean_debris(self._store, self._disk)
-        except OSError as error:
-            self._report.write(WarningRecord(f"{self._store}: {error}"))
-            return []
-        for path, why in listing.bad.items():
-            set_aside(path, why, self._report, self._disk)
-        known = storage.known(listing, self._report)
-        self.newest_commit = max((one.commit for one in known.values()), default=0)
-        return [self._store / one.name for one in lineages(known)]
-
     def _read(
-        self, path: Path, how: str, storage: CheckpointStorage
-    ) -> tuple[Restored | None, str]:
+        self, path: Path, storage: CheckpointStorage, *, is_last: bool
+    ) -> tuple[Restored | None, str, bool]:
+        """Return the opened checkpoint, or what is wrong and whether it only could not be read."""
         try:
             manifest = checkpoint.read_manifest(path)
             place = (self._info.rank, self._info.world_size)
             opener = storage.encryption.opener(manifest)
             read: dict[str, checkpoint.VerifiedFile] | None = None
-            if how == _FURTHER and opener is checkpoint.VerifiedFile:
+            if not is_last and opener is checkpoint.VerifiedFile:
                 read = {}
                 alone = self._info.local_world_size == 1
                 opener = partial(_opened, read, alone)
             else:
                 checkpoint.verify_share(path, manifest, place)
             state, rng = read_state(path, manifest, opener)
-        except (CheckpointCorrupt, CheckpointNotFound) as error:
-            return None, error.message
-        return Restored(path, manifest, state, rng, resume_differs(manifest, self._info), read), ""
-
-
-def _next(candidates: list[Path], storage: CheckpointStorage) -> str:
-    """Return the first candidate on disk or in the object store; empty when there is none."""
-    while candidates:
-        path = candidates.pop(0)
-        if storage.tier.bring(path):
-            return str(path)
-    return ""
+        except (CheckpointNotFound, CheckpointUnavailable) as error:
+            return None, error.message, True
+        except CheckpointCorrupt as error:
+            return None, error.message, False
+        restored = Restored(path, manifest, state, rng, resume_differs(manifest, self._info), read)
+        return restored, "", False
 
 
 def _rot(path: Path) -> str:
-    """Return what this process finds corrupt in a checkpoint; empty when it is valid."""
+    """Return what this process finds corrupt in a checkpoint; empty when it is valid, or away."""
     try:
         checkpoint.verify(path)
-    except (CheckpointCorrupt, CheckpointNotFound) as error:
+    except CheckpointCorrupt as error:
         return error.message
+    except CheckpointNotFound:
+        return checkpoint.is_bad(path)
+    except CheckpointUnavailable:
+        return ""
     return ""
 
 

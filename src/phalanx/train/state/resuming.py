@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
 
-from phalanx.errors import CheckpointCorrupt, RestoreMismatch
+from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, RestoreMismatch
 from phalanx.train.state.checkpoint_reader import Restored
 from phalanx.train.state.saving import Saver
 
@@ -34,8 +34,12 @@ class Resumption:
             self._where = f"checkpoint {self.restored.manifest.name}"
         return self._where
 
+    def ready(self) -> None:
+        """Wait for the checkpoints that the job has committed. Collective. Raises CheckpointMissing."""
+        self._source.ready()
+
     def open(self) -> None:
-        """Open the checkpoint to resume from, if there is one. Collective."""
+        """Open the checkpoint to resume from, if there is one. Collective. Raises CheckpointMissing."""
         self.restored = self._source.open()
 
     def put(self, place: Place) -> None:
@@ -54,7 +58,7 @@ class Resumption:
     def _try(self, place: Place, restored: Restored) -> None:
         try:
             place(restored)
-        except CheckpointCorrupt as error:
+        except (CheckpointCorrupt, CheckpointUnavailable) as error:
             self._problem = error.message
 
     def settle(self) -> bool:

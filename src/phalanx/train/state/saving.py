@@ -25,7 +25,7 @@ from phalanx.core.training.checkpoints import (
     best_of,
     checkpoint_name,
 )
-from phalanx.errors import TrainingError
+from phalanx.errors import CheckpointUnavailable, TrainingError
 from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
@@ -33,14 +33,15 @@ from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 from phalanx.train.state import sharding, tree
 from phalanx.train.state.checkpoint_reader import Restored, device_text
-from phalanx.train.state.committer import Committer, Draft, PartWriter, SavedState
+from phalanx.train.state.committer import Committer, Draft, LastSave, PartWriter, SavedState
 from phalanx.train.state.resume_choice import ResumeChoice
 from phalanx.train.state.staging import NoStaging, Staging
 from phalanx.train.state.storage import CheckpointStorage
 from phalanx.train.state.store_first.choice import StoreFirstChoice
 
 # Training ends after these, so a copy would save no time.
-_AWAITED = frozenset({"final", "stop"})
+FINAL = "final"
+_AWAITED = frozenset({FINAL, "stop"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Saver:
     """Whether saves are kept."""
     storage = CheckpointStorage()
     """The layers below the checkpoint files."""
+    problem = ""
+    """Why the last save of the run failed, the same on all ranks; empty: it did not."""
 
     @property
     def estimate_s(self) -> float:
@@ -87,6 +90,9 @@ class Saver:
 
     def share_as(self, strategy: str) -> None:
         """Replace the strategy that `watch` received."""
+
+    def ready(self) -> None:
+        """Wait for the checkpoints that the job has committed. Collective."""
 
     def open(self) -> Restored | None:
         """Return the newest untried checkpoint, the same on all ranks; it may be partly corrupt."""
@@ -168,10 +174,12 @@ class CheckpointDirectory(Saver):
         self._durations: list[float] = []
         self.storage = storage or CheckpointStorage()
         self._choice: ResumeChoice | StoreFirstChoice = ResumeChoice(
-            store, info, channel, report, disk
+            store, info, channel, report, disk, clock
         )
         if self.storage.store_first is not None:
-            self._choice = StoreFirstChoice(self.storage.store_first, store, info, channel, report)
+            self._choice = StoreFirstChoice(
+                self.storage.store_first, store, info, channel, report, clock
+            )
         self._committer = Committer(store, info, report, clock, disk, self.storage)
         self._part = PartWriter(store, info.rank, disk, self.storage)
 
@@ -202,8 +210,15 @@ class CheckpointDirectory(Saver):
         best = self._info.checkpoint.keep.best
         if best is None:
             return None
-        found = best_of(self._choice.kept(), best)
+        try:
+            found = best_of(self._choice.kept(), best)
+        except CheckpointUnavailable:
+            return None  # the next better value is saved, and compared with what can be read then
         return float(found[0].metrics[best.metric]) if found else None
+
+    def ready(self) -> None:
+        """See `Saver`. Raises CheckpointMissing."""
+        self._choice.ready(self.storage)
 
     def open(self) -> Restored | None:
         """Return the next checkpoint to try; see `resume_choice`."""
@@ -235,14 +250,15 @@ class CheckpointDirectory(Saver):
     def save(self, state: Callable[[], Any], request: SaveRequest) -> bool:
         """Copy this rank's part of the state and write it; without a copy when training ends.
 
-        A disk error is reported as a warning and does not end training.
+        A disk error is reported as a warning and does not end training. The last save is tried again.
         """
         self.wait()
-        if request.why in _AWAITED or isinstance(self._staging, NoStaging):
-            self._outcome = self._write(self._take(state(), request, self._direct))
-            if self._outcome is SaveOutcome.DISAGREED:
-                self._outcome = self._write(self._take(state(), request, self._direct))
+        if request.why == FINAL:
+            last = LastSave(self._committer, self._info, self._channel, self._report, self._clock)
+            self.problem = last.insist(lambda: self._save_now(state, request), request.step)
             return self._outcome is SaveOutcome.COMMITTED
+        if request.why in _AWAITED or isinstance(self._staging, NoStaging):
+            return self._save_now(state, request)
         self._warmed()
         image = self._take(state(), request, self._staging)
         self._thread = threading.Thread(
@@ -250,6 +266,12 @@ class CheckpointDirectory(Saver):
         )
         self._thread.start()
         return True
+
+    def _save_now(self, state: Callable[[], Any], request: SaveRequest) -> bool:
+        self._outcome = self._write(self._take(state(), request, self._direct))
+        if self._outcome is SaveOutcome.DISAGREED:
+            self._outcome = self._write(self._take(state(), request, self._direct))
+        return self._outcome is SaveOutcome.COMMITTED
 
     def wait(self) -> bool:
         """Wait for the save in progress; returns whether the last one was committed."""
@@ -356,6 +378,7 @@ class CheckpointDirectory(Saver):
             device=device_text(),
         )
         if not self._committer.commit(writer, [json.loads(row) for row in rows], saved):
+            self._committer.make_room()
             return False
         self._durations.append(self._clock.monotonic() - image.began)
         return True

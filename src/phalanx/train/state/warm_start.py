@@ -45,7 +45,7 @@ def adopt(where: str | Path, info: RankInfo, disk: checkpoint.Disk) -> None:
     store = info.checkpoint_dir
     if store is None:
         raise UserError("resume_from needs a folder for checkpoints", "set checkpoint_dir")
-    if not info.is_main or checkpoint.list_checkpoints(store):
+    if not info.is_main or info.resume_path is not None or checkpoint.list_checkpoints(store):
         return
     path = checkpoint_at(where, info, "resume_from")
     try:

@@ -40,7 +40,7 @@ from phalanx.train.observe.timing import (
 from phalanx.train.parallel.replica import GradientScale
 from phalanx.train.parallel.strategies import Strategy
 from phalanx.train.state import restoring
-from phalanx.train.state.saving import SaveRequest
+from phalanx.train.state.saving import FINAL, SaveRequest
 from phalanx.train.step.divergence import LossGuard
 from phalanx.train.step.guard import StepGuard, StepVerdict
 from phalanx.train.step.policies import RunComponents, TrainingPolicies
@@ -365,10 +365,11 @@ class StepEngine:
         if self._components.info.is_main and (record := progress.data_record()) is not None:
             self._report.write(record)
 
-    def finish(self) -> None:
-        """Exchange what is due, and save what was not saved. Collective."""
+    def finish(self) -> str:
+        """Exchange what is due, and save what was not saved; returns why that failed. Collective."""
         if self._parts.rounds.finish(self._progress.step) or self._committed_any:
-            self.save("final")
+            self.save(FINAL)
+        return self._saver.problem
 
     def flush(self) -> None:
         """Report what has not been reported yet."""

@@ -21,6 +21,7 @@ from phalanx.core.contract.records import QuarantinedRecord, WarningRecord
 from phalanx.core.gang.failures import RankExit, classify
 from phalanx.core.reasons import Cause
 from phalanx.core.training.guards import GUARD_STATE_FILE, GuardState, Undo
+from phalanx.errors import CheckpointUnavailable
 from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
@@ -58,7 +59,7 @@ class GuardStateFile(GuardStateStore):
         self._info, self._channel, self._report = info, channel, report
 
     def open(self) -> GuardState:
-        """Return the guard state of earlier generations on all ranks; empty if it is unreadable.
+        """Return the guard state of earlier generations on all ranks; empty if it is damaged.
 
         Checkpoints that it says to undo are quarantined before one is chosen to resume from.
         """
@@ -75,9 +76,11 @@ class GuardStateFile(GuardStateStore):
     def _read(self) -> GuardState:
         try:
             return GuardState.from_json(json.loads(self._path.read_bytes()))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return GuardState()
-        except (OSError, ValueError, AttributeError) as error:
+        except OSError as error:
+            raise CheckpointUnavailable(f"{self._path} cannot be read: {error}") from error
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             self._report.write(WarningRecord(f"{self._path} cannot be read: {error}"))
             return GuardState()
 

@@ -52,6 +52,8 @@ class RunPreparation:
         if self._opened:
             return
         self._opened = True
+        # First: the state of the guards lies beside the checkpoints.
+        self._resumption.ready()
         self._parts.policies.open()
         self._resumption.open()
         own = dict(self._trained.user_state)
@@ -61,6 +63,7 @@ class RunPreparation:
         """Restore all that is not in objects of the script; `own` is what it had put into `state`."""
         manifest, saved, seed = restored.manifest, restored.state, self._options.seed
         self._parts.progress.resume(manifest.step, manifest.position)
+        self._parts.journal.resume(manifest.metrics)
         twin = self._components.layout.twin(self._components.info.rank)
         initial = randomness.initial_state(seed, *self._rng_path, manifest.step)
         self._engine.resume_rng(restored.rng_of(twin) or initial)

@@ -37,7 +37,8 @@ def exit_of(rank=0, **changes) -> RankExit:
         (exit_of(exit_code=102, exception="NotFound"), False, Cause.USER_ERROR),
         (exit_of(exit_code=1, exception="RestoreMismatch"), False, Cause.USER_ERROR),
         (exit_of(exit_code=1, exception="UserError"), True, Cause.RANK_CRASH),
-        (exit_of(exit_code=1, exception="CheckpointUnavailable"), False, Cause.RANK_CRASH),
+        (exit_of(exit_code=1, exception="CheckpointUnavailable"), False, Cause.CHECKPOINT_MISSING),
+        (exit_of(exit_code=1, exception="CheckpointMissing"), False, Cause.CHECKPOINT_MISSING),
     ],
 )
 def test_cause(exit, stepped, cause):

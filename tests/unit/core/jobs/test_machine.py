@@ -166,3 +166,14 @@ def test_what_only_a_bug_can_produce_is_refused() -> None:
     assert job.state is JobState.CANCELLED
     with pytest.raises(InvalidTransition, match="job 1: StopRequested while cancelled"):
         decide(job, e.StopRequested(StopGoal.CANCEL), NOW)
+
+
+def test_after_a_quarantine_the_job_still_knows_the_checkpoint_before() -> None:
+    job = play(
+        *UP, e.CheckpointCommitted(1, 0, 9, "/c/9"), e.CheckpointCommitted(1, 0, 12, "/c/12")
+    )
+    bad = e.CheckpointQuarantined(1, 0, "/c/12", "digest", left_path="/c/9", left_step=9)
+    progress = decide(job, bad, NOW).job.progress
+    assert (progress.checkpoint_path, progress.checkpoint_step) == ("/c/9", 9)
+    other = e.CheckpointQuarantined(1, 0, "/c/3", "digest", left_path="/c/12", left_step=12)
+    assert decide(job, other, NOW).job.progress.checkpoint_path == "/c/12"

@@ -31,6 +31,8 @@ KEYS = {
     "store": ("s3://bucket/runs/", {"store": "s3://bucket/runs"}),
     "encryption": ({"key_env": "CKPT_KEY"}, {"key_env": "CKPT_KEY"}),
     "directory": ("out/state", {"directory": "out/state"}),
+    "wait": ("90s", {"wait_s": 90.0}),
+    "on_final_failure": ("fail", {"on_final_failure": "fail"}),
     # Only checked at submit: what a job's own restarts find does not depend on it.
     "continue": (True, {"directory": "out"}),
 }

@@ -41,10 +41,11 @@ def committed(job: Job, event: e.CheckpointCommitted, now: int) -> Decision:
 
 
 def quarantined(job: Job, event: e.CheckpointQuarantined, now: int) -> Decision:
-    """Forget a checkpoint that failed verification."""
+    """Resume from the checkpoint before one that failed verification."""
     if job.progress.checkpoint_path != event.path:
         return Decision(job)
-    return Decision(replace(job, progress=replace(job.progress, checkpoint_path=None)))
+    left = replace(job.progress, checkpoint_path=event.left_path, checkpoint_step=event.left_step)
+    return Decision(replace(job, progress=left))
 
 
 def rank_failed(job: Job, event: e.RankFailed, now: int) -> Decision:
@@ -69,6 +70,7 @@ def ranks_ended(job: Job, event: e.RanksEnded, now: int) -> Decision:
         port=event.port,
         outcome=event.outcome,
         step=event.step,
+        unsaved=event.unsaved,
     )
     job = replace(job, attempt=attempt)
     failure = _failure_of(job, event, now)

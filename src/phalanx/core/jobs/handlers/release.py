@@ -57,7 +57,11 @@ def _free_slots(job: Job, now: int) -> Job:
     attained = job.attained_slot_s + attempt.num_slots * held_s
     job = replace(job, attempt=None, goal=None, stop_deadline_at=now, attained_slot_s=attained)
     if attempt.finished:
+        unsaved = next((node.unsaved for node in attempt.nodes if node.unsaved), "")
         done = Reason(ReasonCode.COMPLETED, "every rank finished")
+        if unsaved:
+            said = f"every rank finished, but the last checkpoint is missing: {unsaved}"
+            done = Reason(ReasonCode.FINAL_CHECKPOINT_NOT_SAVED, said)
         return replace(job, state=JobState.SUCCEEDED, reason=done, ended_at=now)
     if goal is StopGoal.REQUEUE:
         return replace(job, state=JobState.QUEUED, queued_at=now)

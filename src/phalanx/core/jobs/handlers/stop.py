@@ -5,8 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phalanx.core.jobs import events as e
+from phalanx.core.jobs.budgets import RestartsUsed
 from phalanx.core.jobs.handlers.steps import US, stop
-from phalanx.core.jobs.model import Decision, Job, JobState, KillAttempt, StopGoal
+from phalanx.core.jobs.model import (
+    Decision,
+    Job,
+    JobState,
+    KillAttempt,
+    StopGoal,
+    TrainingProgress,
+)
 from phalanx.core.reasons import Reason, ReasonCode
 
 _GOALS = tuple(StopGoal)
@@ -66,5 +74,10 @@ def stop_overdue(job: Job, event: e.StopOverdue, now: int) -> Decision:
 
 def resumed(job: Job, event: e.Resumed, now: int) -> Decision:
     """Put a paused job back into the queue."""
-    reason = Reason(ReasonCode.RESUME_REQUESTED)
+    if event.begin_anew:
+        progress = TrainingProgress(beginning=job.attempts)
+        reason = Reason(ReasonCode.BEGIN_ANEW_REQUESTED, "without the checkpoints that it has")
+        job = replace(job, progress=progress, spending=RestartsUsed())
+    else:
+        reason = Reason(ReasonCode.RESUME_REQUESTED)
     return Decision(replace(job, state=JobState.QUEUED, reason=reason, queued_at=now))

@@ -10,7 +10,7 @@ import jax
 
 from phalanx import checkpoint
 from phalanx.core.contract.records import DoneRecord, PhaseRecord, StepRecord, StoppedRecord
-from phalanx.errors import UserError
+from phalanx.errors import FinalCheckpointNotSaved, UserError
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.train.frameworks.jax.processes import (
     JaxProcesses,
@@ -102,7 +102,7 @@ class JaxRun:
     def steps(self, num: int) -> Iterator[int]:
         """Steps 0 to `num` - 1, beginning behind the last one that was committed; saves at the end.
 
-        Raises UserError when the loop's body did not call `commit`.
+        Raises UserError when the loop's body did not call `commit`; FinalCheckpointNotSaved.
         """
         self._report.write(PhaseRecord("ready"))
         while self.step < num:
@@ -113,12 +113,24 @@ class JaxRun:
                     f"step {step} was not committed",
                     "call run.commit(state) once, at the end of the loop's body",
                 )
-        if self._tree is not None and self._schedule.saved_step != self.step:
-            self._save("final")
-        self._saver.commit()
+        unsaved = self._save_last()
         self._journal.flush()
-        self._report.write(DoneRecord(self.step))
+        if unsaved and self._info.checkpoint.on_final_failure == "fail":
+            raise FinalCheckpointNotSaved(unsaved)
+        self._report.write(DoneRecord(self.step, unsaved))
         self._close()
+
+    def _save_last(self) -> str:
+        """Save what was not saved; returns why that failed, the same on all processes."""
+        self._saver.commit()
+        if self._tree is None or self._saver.committed_step == self.step:
+            return ""
+
+        def save() -> bool:
+            self._save("final")
+            return self._saver.committed_step == self.step
+
+        return self._saver.insist(save, self.step)
 
     def commit(self, tree: Any) -> None:
         """End a step; a resume begins with `tree`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,48 @@ from phalanx import checkpoint
 from phalanx.checkpoint.commit import DEBRIS
 from phalanx.core.contract.records import RestoredRecord
 from phalanx.core.training.checkpoints import Manifest, checkpoint_name
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, NotFound
+from phalanx.errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    CheckpointUnavailable,
+    NotFound,
+)
 from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
 from phalanx.train.frameworks.jax import arrays
 from phalanx.train.frameworks.jax.processes import Processes
-from phalanx.train.frameworks.jax.sources import FolderSource, SavedTree, StoreSource, TreeSource
+from phalanx.train.frameworks.jax.sources import (
+    STRATEGY,
+    FolderSource,
+    SavedTree,
+    StoreSource,
+    TreeSource,
+)
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
-from phalanx.train.state.committer import Committer, PartWriter, SavedState, differences
+from phalanx.train.gang.search_turn import SearchTurn
+from phalanx.train.state.committer import (
+    Committer,
+    LastSave,
+    PartWriter,
+    SavedState,
+    differences,
+)
 from phalanx.train.state.storage import CheckpointStorage
 
-STRATEGY = "jax"
+# What a process says of a checkpoint, before the reason: it is bad, or could not be read. The first counts.
+_BAD, _AWAY = "!", "~"
+
+
+class _Rows:
+    """Rank 0's text on every process."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+
+    def spread(self, text: str) -> str:
+        """See `ControlChannel`."""
+        return self._processes.gather(text.encode())[0].decode()
 
 
 class JaxSaver:
@@ -37,6 +67,8 @@ class JaxSaver:
 
     saves = False
     """Whether saves are kept."""
+    committed_step: int | None = None
+    """The step of the save that was committed last, the same on every process."""
 
     @property
     def estimate_s(self) -> float:
@@ -63,6 +95,10 @@ class JaxSaver:
     def commit(self) -> bool:
         """Wait for the pending save and commit it; returns the same on every process."""
         return False
+
+    def insist(self, save: Callable[[], bool], step: int) -> str:
+        """Call `save` until it returns True or `checkpoint.wait` is over; returns why it failed."""
+        return ""
 
     def close(self) -> None:
         """Wait for uploads, as long as the end of the run allows."""
@@ -104,7 +140,9 @@ class JaxCheckpoints(JaxSaver):
         self._part = PartWriter(store, info.rank, disk, self._storage)
         self._source: TreeSource = FolderSource(store, info, report, disk, self._storage)
         if self._storage.store_first is not None:
-            self._source = StoreSource(self._storage.store_first, store, report, self._storage)
+            self._source = StoreSource(
+                self._storage.store_first, store, info, report, self._storage
+            )
         self._took_s = 1.0
 
     @property
@@ -152,7 +190,15 @@ class JaxCheckpoints(JaxSaver):
         if self._storage.store_first is not None:
             self._storage.store_first.keep_near(draft.name, committed)
         self._took_s = self._clock.monotonic() - draft.began
+        if committed:
+            self.committed_step = draft.step
         return committed
+
+    def insist(self, save: Callable[[], bool], step: int) -> str:
+        """See `JaxSaver`."""
+        rows = _Rows(self._processes)
+        last = LastSave(self._committer, self._info, rows, self._report, self._clock)
+        return last.insist(save, step)
 
     def _commit_all(self, draft: PendingSave, rows: Sequence[Mapping[str, Any]]) -> bool:
         writer = self._committer.open(draft.name, draft.step)
@@ -178,39 +224,29 @@ class JaxCheckpoints(JaxSaver):
 
         Raises RestoreMismatch if the tree has another structure; CheckpointUnavailable, PermissionDenied.
         """
-        untried = self._candidates() if self._info.is_main else []
-        while True:
-            chosen = self._next(untried)
-            name = self._processes.gather(chosen.encode())[0].decode()
-            if not name:
-                return None
+        turn = SearchTurn(
+            self._source.search, self._info.is_main, _Rows(self._processes), self._clock
+        )
+        while (found := turn.next()) is not None:
             began, why = self._clock.monotonic(), ""
             saved: SavedTree | None = None
             try:
-                saved = self._source.open(name)
+                saved = self._source.open(found.name)
                 place = (self._info.rank, self._info.world_size)
                 self._source.verify(saved, place, like)
-            except (CheckpointCorrupt, CheckpointNotFound, NotFound) as error:
-                why = error.message
+            except (CheckpointCorrupt, NotFound) as error:
+                why = f"{_BAD}{error.message}"
+            except (CheckpointNotFound, CheckpointUnavailable) as error:
+                why = f"{_AWAY}{error.message}"
+            self._committer.seen(self._source.search.newest_commit)
             said = [row.decode() for row in self._processes.gather(why.encode())]
-            bad = next((one for one in said if one), "")
-            if not bad and saved is not None:
+            problem = min((one for one in said if one), default="")
+            if not problem and saved is not None:
                 return self._accept(saved, like, began)
-            if self._info.is_main and self._source.reject(name, bad):
-                untried.insert(0, name)
-
-    def _candidates(self) -> list[str]:
-        found = self._source.find()
-        self._committer.seen(max((one.commit for one in found), default=0))
-        return [one.name for one in found if one.strategy == STRATEGY]
-
-    def _next(self, untried: list[str]) -> str:
-        """Return the first checkpoint that can be read on all processes; empty without any."""
-        while untried:
-            name = untried.pop(0)
-            if self._source.provide(name):
-                return name
-        return ""
+            if self._info.is_main:
+                self._source.reject(found.name, problem[1:], away=problem[:1] == _AWAY)
+        self._committer.seen(self._source.search.newest_commit)
+        return None
 
     def _accept(self, saved: SavedTree, like: Any, began: float) -> tuple[Any, Manifest]:
         manifest = saved.manifest

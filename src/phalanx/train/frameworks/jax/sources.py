@@ -10,15 +10,22 @@ from typing import Any, Protocol
 from phalanx import checkpoint
 from phalanx.checkpoint import compression, tensorfile
 from phalanx.checkpoint.encryption import Opener
+from phalanx.checkpoint.search import CheckpointSearch, StartSearch
 from phalanx.checkpoint.store_first.tier import StoreFirstTier
-from phalanx.core.training.checkpoints import FileEntry, Manifest, lineages
+from phalanx.core.training.checkpoints import FileEntry, Manifest
 from phalanx.errors import CheckpointCorrupt
 from phalanx.train.frameworks.jax import arrays
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
-from phalanx.train.state.committer import set_aside
+from phalanx.train.gang.search_turn import wait_for
 from phalanx.train.state.storage import CheckpointStorage
 from phalanx.train.state.store_first.candidates import StoreCandidates
+
+STRATEGY = "jax"
+
+
+def _is_of_jax(manifest: Manifest) -> bool:
+    return manifest.strategy == STRATEGY
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +65,11 @@ class SavedTree:
 
 
 class TreeSource(Protocol):
-    """Checkpoints to resume from. `find`, `provide` and `reject` are for rank 0."""
+    """Checkpoints to resume from. `search` and `reject` are for rank 0."""
 
-    def find(self) -> list[Manifest]:
-        """Return the checkpoints, best first. Raises CheckpointUnavailable, PermissionDenied."""
-        ...
-
-    def provide(self, name: str) -> bool:
-        """Return whether a checkpoint can be read, after it was copied to where that is possible."""
+    @property
+    def search(self) -> StartSearch:
+        """Return what finds the checkpoints."""
         ...
 
     def open(self, name: str) -> SavedTree:
@@ -76,8 +80,8 @@ class TreeSource(Protocol):
         """Verify a process's part; `place` is (process, number). Raises CheckpointCorrupt."""
         ...
 
-    def reject(self, name: str, why: str) -> bool:
-        """Set aside or report a bad checkpoint; returns whether there is another copy of it."""
+    def reject(self, name: str, why: str, *, away: bool) -> None:
+        """Set aside or report a bad checkpoint, or one that could not be read (`away`)."""
         ...
 
 
@@ -92,20 +96,9 @@ class FolderSource:
         disk: checkpoint.Disk,
         storage: CheckpointStorage,
     ) -> None:
-        self._store, self._info, self._report = store, info, report
-        self._disk, self._storage = disk, storage
-
-    def find(self) -> list[Manifest]:
-        """See `TreeSource`."""
-        listing = checkpoint.scan(self._store)
-        checkpoint.clean_debris(self._store, self._disk)
-        for path, why in listing.bad.items():
-            set_aside(path, why, self._report, self._disk)
-        return lineages(self._storage.known(listing, self._report))
-
-    def provide(self, name: str) -> bool:
-        """See `TreeSource`."""
-        return self._storage.tier.bring(self._store / name)
+        self._store, self._info, self._storage = store, info, storage
+        wait = wait_for(info, str(store), _is_of_jax)
+        self.search = CheckpointSearch(store, wait, report.write, storage.tier, disk)
 
     def open(self, name: str) -> SavedTree:
         """See `TreeSource`."""
@@ -119,30 +112,27 @@ class FolderSource:
     def verify(self, saved: SavedTree, place: tuple[int, int], like: Any) -> None:
         """Nothing is left: `open` has verified this process's share of all bytes."""
 
-    def reject(self, name: str, why: str) -> bool:
+    def reject(self, name: str, why: str, *, away: bool) -> None:
         """See `TreeSource`."""
-        path = self._store / name
-        if path.is_dir():
-            set_aside(path, why, self._report, self._disk)
-        return self._storage.tier.has_another(path)
+        if away:
+            self.search.could_not_read(name, why)
+        else:
+            self.search.reject(self._store / name, why)
 
 
 class StoreSource:
     """The object store, of which every process fetches what it reads."""
 
     def __init__(
-        self, tier: StoreFirstTier, store: Path, report: Report, storage: CheckpointStorage
+        self,
+        tier: StoreFirstTier,
+        store: Path,
+        info: RankInfo,
+        report: Report,
+        storage: CheckpointStorage,
     ) -> None:
         self._tier, self._storage = tier, storage
-        self._candidates = StoreCandidates(tier, store, report)
-
-    def find(self) -> list[Manifest]:
-        """See `TreeSource`."""
-        return self._candidates.find()
-
-    def provide(self, name: str) -> bool:
-        """See `TreeSource`."""
-        return self._candidates.provide(name)
+        self.search = StoreCandidates(tier, store, report, wait_for(info, tier.url, _is_of_jax))
 
     def open(self, name: str) -> SavedTree:
         """See `TreeSource`."""
@@ -159,7 +149,9 @@ class StoreSource:
         where = f"checkpoint {saved.manifest.name}"
         arrays.read_local(like, saved.rows, saved.stored, where)
 
-    def reject(self, name: str, why: str) -> bool:
+    def reject(self, name: str, why: str, *, away: bool) -> None:
         """See `TreeSource`."""
-        self._candidates.reject(name, why)
-        return False
+        if away:
+            self.search.could_not_read(name, why)
+        else:
+            self.search.reject(name, why)

@@ -5,46 +5,47 @@ from __future__ import annotations
 from pathlib import Path
 
 from phalanx import checkpoint
+from phalanx.checkpoint.search import StartSearch
 from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.contract.records import WarningRecord
-from phalanx.core.training.checkpoints import Manifest, lineages
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
+from phalanx.core.training.checkpoints import Manifest
+from phalanx.core.training.resumption import FoundCheckpoints, StartWait
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, CheckpointUnavailable
 from phalanx.train.gang.report import Report
 
 
-class StoreCandidates:
+class StoreCandidates(StartSearch):
     """Checkpoints in the store, and those of rank 0's folder that are not there yet.
 
-    The latter are from a time when one folder was enough, as on a single node, or from a warm start.
+    The latter are from a time when one folder was enough, as on a single node, or from a warm start. A look
+    begins this generation in the store.
     """
 
-    def __init__(self, tier: StoreFirstTier, folder: Path, report: Report) -> None:
+    def __init__(self, tier: StoreFirstTier, folder: Path, report: Report, wait: StartWait) -> None:
+        super().__init__(wait, report.write)
         self._tier, self._folder, self._report = tier, folder, report
         self._far: set[str] = set()
         self.known: dict[str, Manifest] = {}
 
-    def find(self) -> list[Manifest]:
-        """Return the checkpoints, best first, and begin this generation in the store.
-
-        Raises CheckpointUnavailable, PermissionDenied, NotSupported.
-        """
-        far = self._tier.claim()
+    def _look(self) -> FoundCheckpoints:
+        try:
+            far = self._tier.claim()
+        except CheckpointUnavailable as error:
+            return FoundCheckpoints(store_error=error.message)
         self._far = set(far)
         self.known = {one.name: one for one in self._near()} | dict(far)
-        return lineages(self.known)
+        return FoundCheckpoints(self._count(self.known), frozenset(self._rejected))
 
     def _near(self) -> list[Manifest]:
+        """Return the checkpoints of the folder; they are copies, which may be missing."""
         try:
             return [one.manifest for one in checkpoint.scan(self._folder).good]
-        except OSError as error:
-            self._report.write(WarningRecord(f"{self._folder}: {error}"))
+        except CheckpointUnavailable as error:
+            self._warn(error.message)
             return []
 
-    def provide(self, name: str) -> bool:
-        """Return whether all ranks can read a checkpoint, which is uploaded if only rank 0 has it.
-
-        Raises CheckpointUnavailable, PermissionDenied.
-        """
+    def _bring(self, name: str) -> bool:
+        """Return whether all ranks can read a checkpoint, which is uploaded if only rank 0 has it."""
         if name in self._far:
             return True
         try:
@@ -57,5 +58,6 @@ class StoreCandidates:
 
     def reject(self, name: str, why: str) -> None:
         """Report a checkpoint that the ranks could not use; it stays in the store."""
+        self._rejected.add(name)
         message = f"{self._tier.url_of(name)}: {why}; an older checkpoint is tried"
         self._report.write(WarningRecord(message))

@@ -13,15 +13,14 @@ from phalanx.checkpoint.store_first.near_files import NearFile
 from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.training.checkpoints import FileEntry, Manifest
 from phalanx.errors import CheckpointCorrupt, NotFound
+from phalanx.kit.clock import Clock
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
+from phalanx.train.gang.search_turn import SearchTurn, wait_for
 from phalanx.train.state.checkpoint_reader import Restored, read_state, resume_differs
 from phalanx.train.state.storage import CheckpointStorage
 from phalanx.train.state.store_first.candidates import StoreCandidates
-
-# How a checkpoint is opened, as rank 0 sends it: whether an older candidate is left.
-_FURTHER, _LAST = "+", "."
 
 
 class StoreFirstChoice:
@@ -38,11 +37,24 @@ class StoreFirstChoice:
         info: RankInfo,
         channel: ControlChannel,
         report: Report,
+        clock: Clock,
     ) -> None:
-        self.newest_commit = 0
         self._tier, self._info, self._channel = tier, info, channel
-        self._candidates = StoreCandidates(tier, store, report)
-        self._untried: list[str] | None = None
+        wait = wait_for(info, tier.url)
+        self._candidates = StoreCandidates(tier, store, report, wait)
+        self._turn = SearchTurn(self._candidates, info.is_main, channel, clock)
+
+    @property
+    def newest_commit(self) -> int:
+        """Return the highest commit number found."""
+        return self._candidates.newest_commit
+
+    def ready(self, storage: CheckpointStorage) -> None:
+        """Return when the checkpoints that the job has committed are there. Collective.
+
+        Raises CheckpointMissing.
+        """
+        self._turn.next()
 
     def kept(self) -> list[Manifest]:
         """Return the manifests of the committed checkpoints, as `open` found them (rank 0)."""
@@ -52,39 +64,21 @@ class StoreFirstChoice:
         """Return the newest checkpoint that was not tried yet.
 
         The last one is verified completely before anything is overwritten. Collective. Raises
-        CheckpointUnavailable, PermissionDenied.
+        CheckpointMissing, CheckpointUnavailable, PermissionDenied.
         """
-        if self._untried is None:
-            self._untried = []
-            if self._info.is_main:
-                found = self._candidates.find()
-                self._untried = [one.name for one in found]
-                self.newest_commit = max((one.commit for one in found), default=0)
-        while True:
-            chosen = self._next()
-            how = _LAST if not self._untried else _FURTHER
-            told = self._channel.broadcast(f"{how}{chosen}" if chosen else "")
-            if not told:
-                return None
-            restored, problem = self._read(told[1:], told[0], storage)
-            if self._agreed(told[1:], problem):
+        while (found := self._turn.next()) is not None:
+            restored, problem = self._read(found.name, storage, is_last=found.is_last)
+            if self._agreed(found.name, problem):
                 return restored
+        return None
 
     def accept(self, restored: Restored, problem: str, storage: CheckpointStorage) -> bool:
         """Return whether all ranks read their parts. Collective."""
         name = restored.manifest.name
         if not self._agreed(name, problem):
             return False
-        self._untried = None
         self._tier.keep_near(name)
         return True
-
-    def _next(self) -> str:
-        while self._untried:
-            name = self._untried.pop(0)
-            if self._candidates.provide(name):
-                return name
-        return ""
 
     def _agreed(self, name: str, problem: str) -> bool:
         rows = self._channel.gather(problem.encode()[:1000])
@@ -95,7 +89,9 @@ class StoreFirstChoice:
             return False
         return True
 
-    def _read(self, name: str, how: str, storage: CheckpointStorage) -> tuple[Restored | None, str]:
+    def _read(
+        self, name: str, storage: CheckpointStorage, *, is_last: bool
+    ) -> tuple[Restored | None, str]:
         read: dict[str, checkpoint.VerifiedFile] = {}
 
         def opened(_root: Path, entry: FileEntry) -> NearFile:
@@ -106,7 +102,7 @@ class StoreFirstChoice:
             manifest = self._tier.manifest(name)
             where = self._tier.near(name)
             opener = storage.encryption.opener(manifest, opened)
-            if how == _LAST:
+            if is_last:
                 files = {entry.path: self._tier.open_file(name, entry) for entry in manifest.files}
                 place = (self._info.rank, self._info.world_size)
                 checkpoint.verify_share(where, manifest, place, files)

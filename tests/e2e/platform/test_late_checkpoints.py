@@ -1,0 +1,72 @@
+"""A job whose checkpoint folder is away when its ranks start waits for it, or fails."""
+
+from pathlib import Path
+
+import pytest
+
+from e2e.platform.harness import Platform, probe_spec
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.extras]
+FLAGS = ("--epochs=8", "--samples=480")
+
+
+def paused_after_a_save(platform: Platform, out: Path, go: Path, **checkpoint: object) -> str:
+    spec = probe_spec(out, *FLAGS, "--step-s=0.1", f"--until={go}")
+    spec["checkpoint"] = {**spec.get("checkpoint", {}), "keep": {"last": 3}, **checkpoint}
+    job = platform.submit(spec)
+    platform.wait_steps(15, out)
+    platform.run("pause", job)
+    platform.wait_state(job, "paused")
+    return job
+
+
+def test_a_mount_that_comes_late_costs_nothing(platform: Platform, tmp_path: Path):
+    calm, out, go = tmp_path / "calm", tmp_path / "probe", tmp_path / "go"
+    platform.wait_state(platform.submit(probe_spec(calm, *FLAGS)), "succeeded")
+    job = paused_after_a_save(platform, out, go)
+    view = platform.show(job)
+    store, away = Path(view.checkpoint_dir), tmp_path / "away"
+    store.rename(away)
+    assert platform.show(job).lineage.num_missing > 0
+    assert platform.show(job).lineage.num_valid == 0
+    go.touch()
+    platform.run("resume", job)
+    wait_until(
+        lambda: (
+            platform.show(job).pending_reason is not None
+            and platform.show(job).pending_reason.code == "checkpoint_missing"
+        ),
+        "the job to wait for its checkpoints",
+    )
+    assert str(store) in platform.run("why", job).stdout
+    assert str(store) in platform.run("show", job).stdout
+    assert not store.exists()
+    away.rename(store)
+    view = platform.wait_state(job, "succeeded")
+    assert view.lineage.redone == 0
+    assert view.restarts == 0
+    assert out.read_text() == calm.read_text()
+
+
+def test_a_folder_that_stays_away_fails_and_the_owner_may_begin_anew(
+    platform: Platform, tmp_path: Path
+):
+    out, go = tmp_path / "probe", tmp_path / "go"
+    job = paused_after_a_save(platform, out, go, wait="0.2s")
+    store = Path(platform.show(job).checkpoint_dir)
+    store.rename(tmp_path / "away")
+    platform.run("resume", job)
+    wait_until(
+        lambda: any(
+            one.cause == "checkpoint_missing" for one in platform.show(job).lineage.restarts
+        ),
+        "a start to fail",
+    )
+    platform.run("pause", job)
+    platform.wait_state(job, "paused")
+    go.touch()
+    platform.run("resume", job, "--begin-anew")
+    view = platform.wait_state(job, "succeeded")
+    assert view.progress.checkpoint_step == view.progress.high_water_step
+    assert "without the checkpoints that it has" in platform.run("show", job, "--events").stdout
