@@ -127,6 +127,7 @@ def test_thirty_megabytes_under_kills_all_arrive(platform: Platform, tmp_path: P
 
 @pytest.mark.e2e
 @pytest.mark.proof
+@pytest.mark.leaves("the control plane was started again, and the fixture of the module ends it")
 def test_a_gigabyte_of_each_rank_under_kills_is_there_or_counted(
     platform: Platform, tmp_path: Path
 ):
