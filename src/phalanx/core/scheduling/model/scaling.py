@@ -22,7 +22,8 @@ def speed_curve(measured: Mapping[int, float], most: int) -> tuple[float, ...]:
 
     `measured` are rates by number of nodes, such as steps per second. One rate says nothing about
     scaling. Between two sizes the speed follows the power law through both; below and above all of them
-    that of the nearest two, but never a better one than is assumed without measurements.
+    that of the nearest two, but never a better one than is assumed without measurements, and never one
+    by which more nodes are slower.
     """
     known = sorted((nodes, rate) for nodes, rate in measured.items() if nodes > 0 and rate > 0)
     if len(known) < 2:
@@ -33,10 +34,15 @@ def speed_curve(measured: Mapping[int, float], most: int) -> tuple[float, ...]:
     ]
     found = []
     for nodes in range(1, most + 1):
-        (base, rate), power = known[-1], min(parts[-1][2], SCALING)
+        (base, rate), power = known[-1], _beyond(parts[-1][2])
         for left, right, own in parts:
             if nodes <= right[0]:
-                (base, rate), power = left, own if nodes >= left[0] else min(own, SCALING)
+                (base, rate), power = left, own if nodes >= left[0] else _beyond(own)
                 break
         found.append(rate * (nodes / base) ** power)
     return tuple(float(f"{one / found[0]:.3g}") for one in found)
+
+
+def _beyond(power: float) -> float:
+    """The power by which speeds go on beyond measured sizes."""
+    return min(max(power, 0.0), SCALING)

@@ -52,6 +52,7 @@ class PlanningRun:
         self.options, self.world_size, self.batch_world = options, world_size, world_size
         self.rank, self.is_main = 0, True
         self.state: dict[str, Any] = {}
+        self.metrics: dict[str, float | str] = {}
         self.device = torch.device("meta")
         self.gauge = model_costs.CostRecorder()
         self.models: list[nn.Module] = []
