@@ -581,3 +581,31 @@ class TestWhy:
         with open_rig(rig.platform.home.root, clock=rig.clock) as second:
             again = view_of(second.platform, rig.clock.now()).snapshot.history
             assert again == history
+
+
+def test_why_of_a_job_that_runs_says_what_it_waited_for(rig: Rig) -> None:
+    others = [start(rig, **gang(name=f"other{i}")) for i in range(4)]
+    late = rig.submit(**gang(slots=3, name="late"))
+    rig.turn(5.0)
+    assert rig.client.why(late).waits == []
+    run(rig, others[0])
+    (done,) = rig.supervisors[others[0]]  # type: ignore[attr-defined]
+    done.ended(outcome="succeeded", step=7)
+    done.leave()
+    rig.turn(12.0)
+    rig.turn()
+    assert rig.job(late).state == "starting"
+    (wait,) = rig.client.why(late).waits
+    assert wait.attempt == 1
+    assert wait.waited_s >= 5.0
+    assert "3 slots" in wait.text
+
+
+def test_a_gang_finds_its_own_shape_and_says_what_it_costs(rig: Rig) -> None:
+    num = start(rig, resources={"accelerators": 8})
+    job = rig.job(num)
+    assert [len(node.slots) for node in job.nodes] == [4, 4]
+    assert job.world_size == 8
+    assert job.communication is not None
+    assert job.communication.text == "16 pairs across 2 nodes over 10 Gbit/s: cost 1.6"
+    assert [len(rig.job(start(rig, **gang())).nodes), rig.job(num).num_slots] == [1, 8]

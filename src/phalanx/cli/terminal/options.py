@@ -35,7 +35,8 @@ DryRun = Annotated[
     ),
 ]
 RanksOption = Annotated[
-    int | None, typer.Option("-n", "--ranks", min=1, help="Ranks on each node.")
+    int | None,
+    typer.Option("-n", "--ranks", min=1, help="Ranks in all; with --nodes, ranks on each node."),
 ]
 NodesOption = Annotated[
     str | None, typer.Option("--nodes", help="Nodes; 2..4 makes the job elastic.")

@@ -125,6 +125,7 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
         ("project", view.project),
         ("labels", ", ".join(f"{key}={value}" for key, value in view.labels.items())),
         ("gang", shape),
+        ("placement", None if view.communication is None else view.communication.text),
         ("roles", "\n".join(role_line(one) for one in view.roles)),
         ("now", where),
         ("step", progress.high_water_step),

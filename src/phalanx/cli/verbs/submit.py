@@ -228,6 +228,10 @@ def after(detach: bool, all_ranks: bool) -> str:
 def submit(
     ctx: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A job spec in YAML.")],
+    ranks: Annotated[
+        int | None,
+        typer.Option("-n", "--ranks", min=1, help="Ranks in all, instead of the file's shape."),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the job, as `run` does.")
     ] = False,
@@ -239,6 +243,8 @@ def submit(
     from phalanx.schemas.spec.document import load_spec
 
     spec = load_spec(session.invocation.cwd / file if not file.is_absolute() else file)
+    if ranks is not None:
+        spec = _with_ranks(spec, ranks)
     _refuse_unsupported(spec)
     root = (session.invocation.cwd / file).parent / spec.workdir
     if not root.is_dir():
@@ -252,6 +258,19 @@ def submit(
     session.begin()
     request = {"kind": "submit", "owner": session.invocation.owner()}
     _submit(session, spec, root, request, after(not follow, all_ranks))
+
+
+def _with_ranks(spec: JobSpec, ranks: int) -> JobSpec:
+    """The spec with another number of ranks; their shape is chosen with the placement."""
+    from phalanx.schemas.spec.document import resolved, validate_spec
+
+    body = resolved(spec)
+    slots = ranks * spec.resources.slots_per_rank
+    body["resources"] = {
+        **{k: v for k, v in body["resources"].items() if k not in ("nodes", "slots_per_node")},
+        "accelerators": slots,
+    }
+    return validate_spec(body)
 
 
 def _refuse_unsupported(spec: JobSpec) -> None:

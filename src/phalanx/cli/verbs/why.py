@@ -14,7 +14,7 @@ from phalanx.kit.units import format_duration
 
 if TYPE_CHECKING:
     from phalanx.schemas.api.jobs import JobView
-    from phalanx.schemas.api.why import CounterfactualView, EvictionView, WhyView
+    from phalanx.schemas.api.why import CounterfactualView, EvictionView, WaitView, WhyView
 
 _MANY = 4
 
@@ -34,8 +34,11 @@ def why(ctx: typer.Context, job: JobName, json: AsJson = False) -> None:
         output.as_json(body)
         return
     print(f"{found.label} is {found.state}: {found.reason.message or found.reason.code}")
-    for line in (*_waiting(found), *_victims(found), *map(_eviction, found.evictions)):
+    waits = [_wait(one) for one in found.waits if one.text]
+    for line in (*_waiting(found), *_victims(found), *map(_eviction, found.evictions), *waits):
         print(f"  {line}")
+    if found.communication is not None and found.communication.num_nodes > 1:
+        print(f"  placement: {found.communication.text}")
     _print_failure(view)
 
 
@@ -47,6 +50,11 @@ def _waiting(found: WhyView) -> list[str]:
     for change in found.changes:
         lines.append(f"{change.text}{_once(change)}")
     return lines
+
+
+def _wait(one: WaitView) -> str:
+    """A wait that is over."""
+    return f"attempt {one.attempt} waited {format_duration(one.waited_s)}: {one.text}"
 
 
 def _once(change: CounterfactualView) -> str:

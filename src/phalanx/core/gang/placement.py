@@ -55,6 +55,7 @@ class Demand:
     selector: tuple[tuple[str, str], ...] = ()  # labels that every node must have
     tolerates: tuple[str, ...] = ()  # taints that nodes may have
     preemptible: bool = True  # whether other jobs may preempt it
+    intensive: bool = False  # its ranks communicate much: fast links go before price
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,15 @@ class GangShape:
     def num_slots(self) -> int:
         """Slots of the whole gang."""
         return self.nodes * self.slots_per_node
+
+    def splits(self) -> tuple[GangShape, ...]:
+        """The same ranks spread evenly over more nodes, the fewest first; for a gang of one node."""
+        slots, ranks = self.slots_per_node, self.ranks_per_node
+        return tuple(
+            GangShape(nodes, slots // nodes, ranks // nodes)
+            for nodes in range(2, ranks + 1)
+            if ranks % nodes == 0
+        )
 
     @property
     def world_size(self) -> int:

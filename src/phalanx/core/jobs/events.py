@@ -27,6 +27,8 @@ class AttemptPlaced:
 
     attempt: int
     placement: Placement
+    waited_s: float = 0.0  # in the queue before this placement
+    waited_for: str = ""  # the last pending reason; empty: it started at the next pass
 
 
 @dataclass(frozen=True, slots=True)

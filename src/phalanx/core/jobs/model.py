@@ -153,6 +153,8 @@ class JobPolicy:
     min_nodes: int | None = None
     role: str = WORKER
     roles: tuple[RoleShape, ...] = ()
+    #: other shapes of the same world that the gang may be placed in, each on another number of nodes
+    splits: tuple[GangShape, ...] = ()
 
     @property
     def num_slots(self) -> int:
@@ -166,7 +168,12 @@ class JobPolicy:
 
     def parts(self, num_shares: int | None = None) -> tuple[Part, ...]:
         """The nodes of each role in a placement of `num_shares` shares; None: at full size."""
-        return parts_of(self.role, self.shape, self.roles, num_shares)
+        shape = self.shape if num_shares is None else self.shape_on(num_shares)
+        return parts_of(self.role, shape, self.roles, num_shares)
+
+    def shape_on(self, num_nodes: int) -> GangShape:
+        """The shape of the gang on so many nodes, where it may be split; else the one at full size."""
+        return next((one for one in self.splits if one.nodes == num_nodes), self.shape)
 
 
 @earlier_names(policy="terms")

@@ -150,6 +150,26 @@ class LineageView(ResponseBody):
     exact: bool | None = None  # every restore was exact
 
 
+class CommunicationView(ResponseBody):
+    """The communication cost of a placement: pairs of slots on different nodes over their bandwidth.
+
+    `cost` is 0 on one node; `gbps` is the smallest bandwidth between two of its nodes, 0 on one node.
+    """
+
+    num_nodes: int
+    pairs: int
+    gbps: float
+    cost: float
+
+    @property
+    def text(self) -> str:
+        """The cost in words."""
+        if self.num_nodes == 1:
+            return "all on one node: cost 0"
+        over = f"{self.pairs} pairs across {self.num_nodes} nodes over {self.gbps:g} Gbit/s"
+        return f"{over}: cost {self.cost:.3g}"
+
+
 class JobView(ResponseBody):
     """A job. `ranks`, `nodes` and `lineage` are given for a single job, not in listings."""
 
@@ -183,6 +203,7 @@ class JobView(ResponseBody):
     ranks: list[RankView] = Field(default_factory=list)
     nodes: list[NodeRankView] = Field(default_factory=list)
     lineage: LineageView | None = None
+    communication: CommunicationView | None = None  # of the live placement
     spec: dict[str, Any] | None = None
     code: str | None = None
     directory: str | None = None  # the job's folder on the control plane's machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from phalanx.schemas.api.body import At, ResponseBody
-from phalanx.schemas.api.jobs import ReasonView
+from phalanx.schemas.api.jobs import CommunicationView, ReasonView
 
 
 class ConstraintView(ResponseBody):
@@ -56,6 +56,15 @@ class EvictionView(ResponseBody):
     lost_s: float | None = None  # from the request to the next completed step
 
 
+class WaitView(ResponseBody):
+    """One wait in the queue that is over; `text` is the last reason for it."""
+
+    attempt: int
+    placed_at: At
+    waited_s: float
+    text: str = ""
+
+
 class WhyView(ResponseBody):
     """An explanation of a job's state. Fields about waiting are given for queued jobs only.
 
@@ -76,3 +85,5 @@ class WhyView(ResponseBody):
     victims: list[VictimView] = Field(default_factory=list)  # the jobs that make room for it
     preempted_for: VictimView | None = None  # the job it makes room for
     evictions: list[EvictionView] = Field(default_factory=list)
+    waits: list[WaitView] = Field(default_factory=list)  # those that are over, the oldest first
+    communication: CommunicationView | None = None  # of the live placement

@@ -283,6 +283,10 @@ class JobSpec(Section):
     placement: PlacementWish = Field(
         default_factory=PlacementWish, description="Limits on where the gang is placed."
     )
+    communication: Literal["normal", "intensive"] = Field(
+        default="normal",
+        description="intensive: fast links go before price, and slots are not split further than needed.",
+    )
     pool: Names = Field(
         default_factory=list, description="Pools in order of preference; absent: any that fits."
     )
@@ -390,6 +394,7 @@ class JobSpec(Section):
             min_nodes=None if first.need.nodes.is_number else first.need.nodes.low,
             role=first.name,
             roles=tuple(one.to_core() for one in others),
+            splits=() if first.need.accelerators is None else first.shape.splits(),
         )
 
     def to_contract(self) -> JobContract:
@@ -442,4 +447,5 @@ class JobSpec(Section):
             selector=tuple(sorted(wish.selector.items())),
             tolerates=tuple(sorted(wish.tolerate)),
             preemptible=self.preemptible,
+            intensive=self.communication == "intensive",
         )

@@ -76,11 +76,26 @@ class Resources(Section):
         description="Slots on each node: GPUs, or CPU worker places where a pool has no GPUs.",
     )
     slots_per_rank: Slots = Field(default=1, description="Slots that one rank uses.")
+    accelerators: Slots | None = optional(
+        "Slots in all, instead of nodes and slots_per_node: placed on one node, else split evenly."
+    )
     cpus: CountRange | None = optional("CPUs on each node.")
     memory: SizeRange | None = optional("Memory on each node.")
     shm: SizeRange | None = optional("Shared memory (/dev/shm) on each node.")
     accelerator: Name | None = optional("Accelerator model, such as H100.")
     accelerator_memory: SizeRange | None = optional("Memory of each accelerator.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_all(cls, value: Any) -> Any:
+        """Slots in all are those of one node, until the gang is placed."""
+        total = value.get("accelerators") if isinstance(value, dict) else None
+        if isinstance(total, bool) or not isinstance(total, int):
+            return value
+        for key, meant in (("nodes", 1), ("slots_per_node", total)):
+            if value.get(key, meant) not in (meant, str(meant), _ONE if key == "nodes" else meant):
+                raise ValueError(f"{key} is chosen with the placement; remove it, or accelerators")
+        return {**value, "nodes": 1, "slots_per_node": total}
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> Resources:

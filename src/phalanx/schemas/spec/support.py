@@ -96,7 +96,7 @@ def check_supported(spec: JobSpec) -> list[Problem]:
     ]
     if spec.run is None and not spec.roles:
         problems.append(Problem("run", "is required: the command of every rank"))
-    return problems + _inputs(spec) + _role_problems(spec) + _strategy(spec)
+    return problems + _inputs(spec) + _in_all(spec) + _role_problems(spec) + _strategy(spec)
 
 
 def _inputs(spec: JobSpec) -> list[Problem]:
@@ -126,6 +126,22 @@ def _strategy(spec: JobSpec) -> list[Problem]:
             at = f"roles.{plan.name}." if own else ""
             problems.append(Problem(f"{at}training.strategy", found))
     return problems
+
+
+def _in_all(spec: JobSpec) -> list[Problem]:
+    """What speaks against slots that are given in all."""
+    found = []
+    for plan in spec.plans:
+        at = f"roles.{plan.name}." if plan.name in spec.roles else ""
+        said = ""
+        if plan.need.accelerators is not None and spec.roles:
+            said = "not supported in a gang with several roles"
+        elif plan.need.accelerators is not None and framework(plan.framework).one_rank_per_node:
+            said = f"not supported with {plan.framework}, which starts one process on each node"
+        if said:
+            path = f"{at}resources.accelerators"
+            found.append(Problem(path, f"{said}; write nodes and slots_per_node"))
+    return found
 
 
 def _role_problems(spec: JobSpec) -> list[Problem]:

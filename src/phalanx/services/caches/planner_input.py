@@ -65,6 +65,8 @@ def asked(terms: JobPolicy, facts: JobFacts, submitted_at: int) -> QueuedJob:
         device_memory_bytes=demand.device_memory_bytes,
         tolerates=demand.tolerates,
         selector=demand.selector,
+        splits=terms.splits,
+        intensive=demand.intensive,
     )
 
 
@@ -74,13 +76,16 @@ def waiting(
     """A queued job. One that comes back from a move asks for just the size that was planned."""
     job = stored.job
     shape = job.policy.shape
-    if reservation is not None and reservation.kind == MOVE:
+    moved = reservation is not None and reservation.kind == MOVE
+    if reservation is not None and moved:
         others = sum(role.nodes for role in job.policy.roles)
-        shape = replace(shape, nodes=len(reservation.reservation.nodes) - others)
+        nodes = len(reservation.reservation.nodes) - others
+        shape = replace(job.policy.shape_on(nodes), nodes=nodes)
     return replace(
         asked(job.policy, stored.facts, job.submitted_at),
         num=job.num,
         shape=shape,
+        splits=() if moved else job.policy.splits,
         not_before=job.not_before,
         queued_at=job.queued_at,
         attained_slot_s=job.attained_slot_s,

@@ -105,6 +105,11 @@ class WrittenReasons:
         few = heapq.nsmallest(REWORDED_AT_ONCE, reworded, key=lambda one: one[:2])
         return fresh + [(num, reason) for _, num, reason in few]
 
+    def said(self, num: int) -> Reason | None:
+        """The reason that was written last for a queued job."""
+        with self._lock:
+            return self._written.get(num, _NEVER)[1]
+
     def mark_written(
         self, pending: Sequence[tuple[int, Reason]], versions: Mapping[int, int]
     ) -> None:

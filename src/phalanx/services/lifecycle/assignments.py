@@ -194,7 +194,8 @@ def _gang(
         job=job,
         attempt=attempt.num,
         world=WorldShape(part.num_nodes, part.ranks_per_node),
-        role=replace(role, checkpoint=policy),
+        # A gang that may be split has as many slots on each node as this placement gave it.
+        role=replace(role, checkpoint=policy, slots_per_node=part.slots_per_node),
         checkpoint_dir=f"{checkpoint_dir(platform.home, job.project, job.num)}{below}",
         job_started_at=stored.job.started_at,
     )

@@ -176,7 +176,8 @@ def _guard(inbox: Inbox, report: wire.GuardReport) -> None:
     data = report.model_dump(exclude={"kind", "seq", "generation"})
     job = jobs.load(inbox.tx, inbox.job).job
     if job.attempt is not None:
-        per_node, shares = job.policy.shape.ranks_per_node, job.attempt.placement.shares
+        shares = job.attempt.placement.shares
+        per_node = job.parts_now()[0].ranks_per_node
         ranks = [rank for rank in report.ranks if rank // per_node < len(shares)]
         data["nodes"] = [shares[rank // per_node].node for rank in ranks]
     inbox.events.append(Note("guarded", inbox.attempt, report.generation, data))

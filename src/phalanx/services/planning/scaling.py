@@ -56,4 +56,11 @@ def _running(holding: list[StoredJob], pool: str) -> list[GangShape]:
 def _shapes(stored: StoredJob) -> list[GangShape]:
     """The parts of a gang that want slots."""
     terms = stored.job.policy
+    if stored.job.attempt is not None:
+        parts = stored.job.parts_now()
+        return [
+            GangShape(part.num_nodes, part.slots_per_node, part.ranks_per_node)
+            for part in parts
+            if part.slots_per_node
+        ]
     return [shape for shape in (terms.shape, *terms.roles) if shape.slots_per_node]

@@ -7,7 +7,7 @@ or refused together, so that no job is preempted for a start that cannot happen.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from phalanx.core.gang.placement import Node, Placement, with_chosen_devices
@@ -88,6 +88,7 @@ class _Work:
     slots: Mapping[str, int]  # number of slots by node
     devices: Mapping[str, tuple[str, ...]]  # device behind each slot, of nodes with devices
     ttl_us: int  # lifetime of a reservation
+    said: Callable[[int], Reason | None]  # pending reason of a job as last written
     started: list[int] = field(default_factory=list)  # jobs placed
     refused: list[int] = field(default_factory=list)  # jobs that no longer fit
     evicted: list[int] = field(default_factory=list)  # jobs preempted
@@ -112,6 +113,7 @@ def apply(platform: Platform, decided: Plan, view: SchedulerView, now: int) -> S
             slots={node.id: node.num_slots for node in view.nodes},
             devices={node.id: node.devices for node in view.nodes if node.devices},
             ttl_us=round(platform.policy.config.reservation_ttl_s * _US),
+            said=platform.scheduler_cache.reasons.said,
         )
         queued = {n: one for n, one in starting.items() if one.job.state is JobState.QUEUED}
         _start(here, decided, queued)
@@ -158,7 +160,7 @@ def _start(here: _Work, decided: Plan, queued: Mapping[int, StoredJob]) -> None:
             here.refused.append(start.job)
             continue
         placement = with_chosen_devices(start.placement, here.devices)
-        placed.append((start.job, [AttemptPlaced(stored.job.attempts + 1, placement)]))
+        placed.append((start.job, [_placed(stored, placement, here)]))
         here.taken.update(wanted)
         here.started.append(start.job)
 
@@ -168,6 +170,19 @@ def _start(here: _Work, decided: Plan, queued: Mapping[int, StoredJob]) -> None:
         here.struck[num] = f"a bug in Phalanx prevents the start: {said}"
 
     commit_many(here.tx, placed, here.now, _ACTOR, known=queued, on_bug=struck)
+
+
+def _placed(stored: StoredJob, placement: Placement, here: _Work) -> AttemptPlaced:
+    """The placement of a queued job, with what it has waited for."""
+    # A cached row may be older than the reason, which is written without a new version.
+    job, reason = stored.job, here.said(stored.job.num) or stored.pending_reason
+    since = job.submitted_at if job.queued_at is None else job.queued_at
+    return AttemptPlaced(
+        job.attempts + 1,
+        placement,
+        waited_s=round(max(here.now - since, 0) / _US, 3),
+        waited_for="" if reason is None else reason.message,
+    )
 
 
 def _is_free(here: _Work, wanted: list[tuple[str, int]]) -> bool:

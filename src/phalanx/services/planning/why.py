@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from phalanx.core.jobs.events import StopRequested
+from phalanx.core.jobs.events import AttemptPlaced, StopRequested
 from phalanx.core.jobs.model import Job, JobState, StopGoal
 from phalanx.core.scheduling import Why
 from phalanx.core.scheduling.explain.why import Victim, why, why_victim
@@ -17,12 +17,13 @@ from phalanx.schemas.api.why import (
     CounterfactualView,
     EvictionView,
     VictimView,
+    WaitView,
     WhyView,
 )
 from phalanx.services.planning.scheduling import view_of
 from phalanx.services.platform import Platform
 from phalanx.services.queries.lineage import lineage_view
-from phalanx.services.queries.views import awaited
+from phalanx.services.queries.views import awaited, communication_of
 from phalanx.store import events, jobs, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
@@ -44,6 +45,8 @@ def why_view(platform: Platform, num: int, now: int) -> WhyView:
         state=stored.job.state.value,
         reason=ReasonView(code=stored.job.reason.code.value, message=stored.job.reason.message),
         evictions=platform.store.view(lambda tx: evictions_of(tx, num)),
+        waits=platform.store.view(lambda tx: waits_of(tx, num)),
+        communication=communication_of(platform, stored.job),
     )
     if stored.job.state is JobState.QUEUED:
         return _waiting(platform, view, stored, now)
@@ -132,6 +135,21 @@ def evictions_of(tx: Tx, num: int) -> list[EvictionView]:
     restarts = lineage_view(tx, jobs.load(tx, num).job).restarts
     by_attempt = {one.attempt: one for one in restarts}
     return [_eviction(one, by_attempt.get(one.attempt or 0)) for one in leaving]
+
+
+def waits_of(tx: Tx, num: int) -> list[WaitView]:
+    """Read what the job waited for before each of its placements."""
+    placed = events.of_job(tx, num, limit=100_000, kinds=(events.kind_of(AttemptPlaced),))
+    return [
+        WaitView(
+            attempt=one.attempt or int(one.data.get("attempt", 0)),
+            placed_at=at_of(one.at),
+            waited_s=float(one.data.get("waited_s", 0.0)),
+            text=str(one.data.get("waited_for", "")),
+        )
+        for one in placed
+        if "waited_s" in one.data
+    ]
 
 
 def _eviction(one: StoredEvent, cost: RestartView | None) -> EvictionView:

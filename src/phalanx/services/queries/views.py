@@ -8,16 +8,18 @@ from dataclasses import replace
 
 from phalanx.core.contract.secrecy import shown_spec
 from phalanx.core.gang.failures import Failure
+from phalanx.core.gang.links import cost_of
 from phalanx.core.gang.roles import Part, part_of_rank
 from phalanx.core.jobs.model import TERMINAL, Attempt, Job, JobState
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.telemetry.instruments import INSTRUMENTS, is_part
 from phalanx.core.training.resumption import AWAITING
-from phalanx.errors import UserError
+from phalanx.errors import ExecutorUnavailable, UserError
 from phalanx.kit.text import job_label
 from phalanx.schemas.api.body import at_of, at_or_none
 from phalanx.schemas.api.jobs import (
     CheckpointView,
+    CommunicationView,
     EventPage,
     EventView,
     FailureView,
@@ -53,11 +55,26 @@ def job_view(platform: Platform, num: int) -> JobView:
         return _detailed(platform, tx, num), stored, rows
 
     view, stored, rows = platform.store.view(work)
+    view = view.model_copy(update={"communication": communication_of(platform, stored.job)})
     gone = _gone(platform, stored, rows)
     if not gone or view.lineage is None:
         return view
     counted = {"num_valid": view.lineage.num_valid - len(gone), "num_missing": len(gone)}
     return view.model_copy(update={"lineage": view.lineage.model_copy(update=counted)})
+
+
+def communication_of(platform: Platform, job: Job) -> CommunicationView | None:
+    """What the live placement costs in communication; None without one, or while nodes are not known."""
+    if job.attempt is None:
+        return None
+    try:
+        nodes = {node.id: node for node in platform.cluster()}
+    except ExecutorUnavailable:
+        return None
+    placement = job.attempt.placement
+    return CommunicationView.of(
+        cost_of(placement, nodes), num_nodes=len({share.node for share in placement.shares})
+    )
 
 
 def list_jobs(platform: Platform, wanted: JobFilter, *, before: int | None, limit: int) -> JobPage:

@@ -160,7 +160,7 @@ def test_no_field_is_neither_live_nor_refused():
     live = (
         "schema name project labels run setup framework workdir resources pool priority "
         "max_duration grace checkpoint recovery warm env training secrets stall placement "
-        "preemptible metrics python roles data"
+        "preemptible metrics python roles data communication"
     )
     refused = {one.path.partition(".")[0] for one in check_supported(load_spec(EVERYTHING))}
     known = {field.alias or name for name, field in JobSpec.model_fields.items()}

@@ -48,7 +48,8 @@ def _check_shape(job: Job, placement: Placement) -> None:
     parts = policy.parts(len(sizes))
     least = policy.shape.nodes if policy.min_nodes is None else policy.min_nodes
     wanted = [part.slots_per_node for part in parts for _ in part.nodes]
-    if sizes != wanted or not least <= parts[0].num_nodes <= policy.shape.nodes:
+    most = max(shape.nodes for shape in (policy.shape, *policy.splits))
+    if sizes != wanted or not least <= parts[0].num_nodes <= most:
         raise InvariantBroken(f"job {job.num}: placement {sizes} does not hold the gang {policy}")
 
 

@@ -24,9 +24,10 @@ class EmptyCluster:
         request = replace(request_of(job), shape=replace(job.shape, nodes=least))
         known = self._known.get(request)
         if known is None:
-            groups = suitable(self._index, request)
-            found = place(self._index, request, groups, request.shape)
-            known = self._known[request] = found is not None
+            known = self._known[request] = any(
+                place(self._index, one, suitable(self._index, one), one.shape) is not None
+                for one in (request, *(replace(request, shape=shape) for shape in request.splits))
+            )
         return known
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from phalanx.core.gang import links
 from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement, RoleShape
 from phalanx.core.scheduling.index.fragmentation import DemandProfile
 from phalanx.errors import InvariantBroken
@@ -24,14 +25,16 @@ _MOST_SHARES = 16_384
 class GroupKey:
     """The properties shared by nodes that differ only in location and load."""
 
-    pool: str
-    slot_type: str
-    num_slots: int
-    device_memory_bytes: int
-    taints: tuple[str, ...]
-    price: float
-    hazard: float
-    labels: tuple[tuple[str, str], ...] = ()
+    pool: str  # name of the pool
+    slot_type: str  # model of the devices
+    num_slots: int  # slots in all
+    device_memory_bytes: int  # memory of each device
+    taints: tuple[str, ...]  # jobs that do not tolerate them stay away
+    price: float  # of a slot and hour
+    hazard: float  # expected reclaims in an hour
+    labels: tuple[tuple[str, str], ...] = ()  # those that jobs select by
+    between: float = 0.0  # Gbit/s to other nodes; 0: unknown
+    inside: float = 0.0  # Gbit/s between slots of the node; 0: unknown
 
 
 class NodeGroup:
@@ -328,6 +331,8 @@ def _group_key(node: Node) -> GroupKey:
         node.price_per_slot_hour,
         node.hazard_per_hour,
         node.labels,
+        links.between_gbps(node),
+        links.inside_gbps(node),
     )
 
 

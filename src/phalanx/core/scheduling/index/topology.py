@@ -32,6 +32,8 @@ class NodeRequest:
     tolerates: tuple[str, ...]  # taints that the job tolerates
     required: str | None  # topology level that must hold the whole gang
     selector: tuple[tuple[str, str], ...] = ()  # labels that every node must have
+    splits: tuple[GangShape, ...] = ()  # other shapes of the same size
+    intensive: bool = False  # fast links go before price
 
 
 def request_of(job: QueuedJob) -> NodeRequest:
@@ -47,11 +49,17 @@ def request_of(job: QueuedJob) -> NodeRequest:
         job.tolerates,
         job.required,
         job.selector,
+        job.splits,
+        job.intensive,
     )
 
 
 def suitable(index: SlotIndex, request: NodeRequest) -> list[NodeGroup]:
-    """Groups that may host the job, in order of preference: its pools, then cost, then tight nodes."""
+    """Groups that may host the job, in order of preference.
+
+    Its pools go first, then cost, then fast links where the gang uses them, then tight nodes. A job with
+    intensive communication prefers fast links to cost, and to the order of pools that it does not name.
+    """
     wanted = request.pools or index.pools
     order = {pool: i for i, pool in enumerate(wanted)}
     fit = [
@@ -63,7 +71,27 @@ def suitable(index: SlotIndex, request: NodeRequest) -> list[NodeGroup]:
         and set(request.selector) <= set(group.key.labels)
         and (request.required in (None, "node") or request.required in group.levels)
     ]
-    return sorted(fit, key=lambda g: (order[g.key.pool], g.key.price * (1 + g.key.hazard), g.size))
+    if not any(group.key.between or group.key.inside for group in fit):
+        return sorted(fit, key=lambda g: (order[g.key.pool], _cost(g), g.size))
+    several = request.shape.nodes > 1 or bool(request.roles)
+
+    def slow(group: NodeGroup) -> tuple[float, float]:
+        # Gangs that do not use a link leave the nodes that have a fast one to others.
+        within = request.shape.slots_per_node > 1
+        between = -group.key.between if several else group.key.between
+        return (between, -group.key.inside if within else group.key.inside)
+
+    if request.intensive:
+        named = {pool: i if request.pools else 0 for pool, i in order.items()}
+        return sorted(
+            fit,
+            key=lambda g: (named[g.key.pool], slow(g), order[g.key.pool], _cost(g), g.size),
+        )
+    return sorted(fit, key=lambda g: (order[g.key.pool], _cost(g), slow(g), g.size))
+
+
+def _cost(group: NodeGroup) -> float:
+    return group.key.price * (1 + group.key.hazard)
 
 
 def hosts(group: NodeGroup, request: NodeRequest, shape: GangShape) -> bool:

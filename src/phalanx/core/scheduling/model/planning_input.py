@@ -39,6 +39,8 @@ class QueuedJob:
     delayed_s: float = 0.0  # seconds waited before earlier starts, kept across preemptions
     speeds: tuple[float, ...] = ()  # speed on 1, 2, 3… nodes if elastic; empty: not measured
     required_until: int | None = None  # end of the time for which `required` holds; None: always
+    splits: tuple[GangShape, ...] = ()  # other shapes of the same size that it may start in
+    intensive: bool = False  # its ranks communicate much: fast links go before price
     num_slots: int = field(init=False, repr=False, compare=False)
     """Slots of the whole gang at full size, all roles."""
 

@@ -58,6 +58,7 @@ class Preferences:
         `wished` and `wished_s` are what its owner declares. The job is unchanged if it takes any place at
         once, if it requires a level, or if its preferred level could never hold it.
         """
+        job = self._split(job)
         level = preferred_level(wished, job, self._narrowest)
         if level is None or job.required is not None:
             return job
@@ -65,3 +66,17 @@ class Preferences:
         until = job.since + int(wait_s * US)
         insisting = replace(job, required=level, required_until=until)
         return insisting if self._empty.can_hold(insisting) else job
+
+    def _split(self, job: QueuedJob) -> QueuedJob:
+        """Return a job that may be split with the shapes that the nodes could ever hold.
+
+        The fewest nodes go first; one with intensive communication takes no others.
+        """
+        if not job.splits:
+            return job
+        shapes = [replace(job, shape=one, splits=()) for one in (job.shape, *job.splits)]
+        possible = [one.shape for one in shapes if self._empty.can_hold(one)]
+        if not possible:
+            return job
+        others = () if job.intensive else tuple(possible[1:])
+        return replace(job, shape=possible[0], splits=others)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from phalanx.core.gang.links import cost_of
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex, EquivalenceClass
 from phalanx.core.scheduling.index.slots import Allocation, SlotIndex, pick
 from phalanx.core.scheduling.index.topology import place
@@ -78,8 +79,26 @@ class Pass:
             if allocations is not None:
                 self.start(job, allocations)
                 return True
+        if job.splits and self._start_split(eq_class, job):
+            return True
         self.no_room.add(eq_class.request_num)
         return False
+
+    def _start_split(self, eq_class: EquivalenceClass, job: QueuedJob) -> bool:
+        """Start a job in the free shape that costs least: pairs across nodes over their bandwidth."""
+        nodes = {node.id: node for node in self.index.nodes}
+        best: tuple[float, int, list[Allocation]] | None = None
+        for shape in job.splits:
+            self.decisions.num_steps += 1
+            request = replace(eq_class.request, shape=shape, splits=())
+            found = place(self.index, request, self.cluster.groups_for(request), shape)
+            if found is not None:
+                cost = cost_of(self.index.placement(found), nodes).cost
+                if best is None or (cost, shape.nodes) < best[:2]:
+                    best = (cost, shape.nodes, found)
+        if best is not None:
+            self.start(job, best[2])
+        return best is not None
 
     def hold_back(self, reservation: Reservation, *widths: int) -> KeptSlots:
         """Keep the slots of a reservation from all other jobs, as far as they are free.

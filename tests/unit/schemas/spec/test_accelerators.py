@@ -1,0 +1,75 @@
+"""Slots in all: `resources.accelerators`, `-n`, and `communication`."""
+
+import pytest
+
+from phalanx.cli.client.run_spec import RunFlags, _merge
+from phalanx.core.gang.placement import GangShape
+from phalanx.errors import SpecInvalid
+from phalanx.schemas.spec.document import resolved, validate_spec
+from phalanx.schemas.spec.support import check_supported
+
+pytestmark = pytest.mark.unit
+
+
+def spec(**more):
+    return validate_spec({"run": "true", **more})
+
+
+def problems(**more):
+    return [str(one) for one in check_supported(spec(**more))]
+
+
+def test_slots_in_all_may_be_split_evenly():
+    policy = spec(resources={"accelerators": 16, "slots_per_rank": 2}).to_policy()
+    assert policy.shape == GangShape(1, 16, 8)
+    assert policy.splits == (GangShape(2, 8, 4), GangShape(4, 4, 2), GangShape(8, 2, 1))
+
+
+def test_a_shape_that_is_given_stays():
+    assert spec(resources={"slots_per_node": 16}).to_policy().splits == ()
+
+
+def test_the_resolved_spec_can_be_read_again():
+    body = resolved(spec(resources={"accelerators": 16}))
+    assert validate_spec(body).to_policy() == spec(resources={"accelerators": 16}).to_policy()
+
+
+@pytest.mark.parametrize("other", [{"nodes": 2}, {"slots_per_node": 8}])
+def test_a_shape_beside_slots_in_all_is_refused(other):
+    with pytest.raises(SpecInvalid, match="is chosen with the placement"):
+        spec(resources={"accelerators": 16, **other})
+
+
+def test_frameworks_with_one_process_on_a_node_and_roles_are_refused():
+    assert (
+        "starts one process on each node"
+        in problems(framework="mpi", resources={"accelerators": 4})[0]
+    )
+    found = problems(roles={"server": {"run": "true"}}, resources={"accelerators": 4})
+    assert any("several roles" in one for one in found)
+
+
+def test_communication_reaches_the_planner():
+    assert spec(communication="intensive").to_demand().intensive
+    assert not spec().to_demand().intensive
+    with pytest.raises(SpecInvalid):
+        spec(communication="some")
+
+
+class TestRanksOfRun:
+    def test_ranks_without_nodes_are_ranks_in_all(self):
+        assert _merge({}, RunFlags(ranks_per_node=16))["resources"] == {"accelerators": 16}
+        two = {"resources": {"slots_per_rank": 2, "slots_per_node": 4}}
+        assert _merge(two, RunFlags(ranks_per_node=3))["resources"] == {
+            "slots_per_rank": 2,
+            "accelerators": 6,
+        }
+
+    def test_ranks_with_nodes_are_ranks_on_each_node(self):
+        found = _merge({}, RunFlags(ranks_per_node=8, nodes=2))["resources"]
+        assert found == {"nodes": 2, "slots_per_node": 8}
+
+    @pytest.mark.parametrize("name", ["mpi", "ray", "unknown"])
+    def test_other_frameworks_keep_the_shape(self, name):
+        flags = RunFlags(ranks_per_node=4, framework=name)
+        assert _merge({}, flags)["resources"] == {"slots_per_node": 4}
