@@ -25,7 +25,7 @@ def recipe(gang):
         class Plain(type(job)):
             def start(self):
                 spawn, nursery = self.nursery.spawn, self.nursery
-                nursery.spawn = lambda env, argv, out: spawn(env, [argv[0], *argv[3:]], out)
+                nursery.spawn = lambda env, argv, *rest: spawn(env, [argv[0], *argv[3:]], *rest)
                 try:
                     return super().start()
                 finally:
