@@ -240,7 +240,10 @@ class JobDisk(checkpoint.Disk):
             self._job.deleted_near(doomed)
 
     def remove_tree(self, path):
-        self._job.before()
+        try:
+            self._job.before()
+        except OSError:
+            return  # it leaves what it cannot delete
         super().remove_tree(path)
 
 
@@ -431,10 +434,20 @@ class MountedJob:
         ]
 
     def committed_last(self):
-        """Whether the checkpoint of the last step is sound, on a disk or in the object store."""
-        name = Path(self._recorded).name
+        """Whether a checkpoint of the last step is sound, on a disk or in the object store.
+
+        A process that is killed after its commit has not reported it.
+        """
         far = remote_mirror.look(ObjectStore(self.far, attempts=1)).good
-        return step_of(name) == STEPS and (self.mount.holds(name) or name in far)
+        mount = self.mount
+        near = {
+            name
+            for folder in (mount.path, mount.kept, mount.hidden)
+            if folder.is_dir()
+            for name in os.listdir(folder)
+        }
+        found = [name for name in (*near, *far) if step_of(name) == STEPS]
+        return any(name in far or mount.holds(name) for name in found)
 
     # -- the job ---------------------------------------------------------------------------------
 
