@@ -96,8 +96,8 @@ class Gang:
 
     def env(self, rank, port):
         here = self.here()
-        secret = here / "secret"
-        secret.write_text("of this generation")
+        secret = self.root / "secret"
+        secret.write_text("of this job")
         return {
             "MASTER_ADDR": "127.0.0.1",
             "PHALANX_SECRET_FILE": str(secret),
@@ -117,6 +117,7 @@ class Gang:
             "PHALANX_CONTROL_FILE": str(here / "control"),
             "PHALANX_CHECKPOINT_EVERY": self.every,
             "PHALANX_CHECKPOINT_KEEP": json.dumps(self.keep),
+            "PHALANX_CHECKPOINT_WAIT": "1s",
             "PHALANX_REFERENCE_WORLD": str(self.reference or self.world),
             "PHALANX_GRACE_S": "60",
             "TORCHELASTIC_ERROR_FILE": str(here / f"r{rank}.error.json"),

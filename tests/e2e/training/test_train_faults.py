@@ -72,12 +72,19 @@ def test_a_corrupt_checkpoint_is_set_aside_and_its_parent_taken(gang, reference)
 
 
 def test_where_nothing_can_be_saved_training_goes_on_and_says_so(gang, reference):
-    job = gang(every="10 steps")
-    job.store.write_text("a file where the directory should be")
+    # The kernel makes no folders there, not even for root.
+    job = gang(every="10 steps", extra={"PHALANX_CHECKPOINT_DIR": "/sys/phalanx/checkpoints"})
     job.start().finish()
     warnings = job.records(kind="warn")
     assert len(warnings) >= 5 and "could not be saved" in warnings[0]["message"]
     assert job.result["digest"] == reference()["digest"]
+
+
+def test_a_file_where_the_checkpoints_should_be_is_not_taken_for_none(gang):
+    job = gang()
+    job.store.write_text("a file where the directory should be")
+    assert job.start().wait() == [1, 1, 1]
+    assert "Not a directory" in job.output() and "CheckpointMissing" in job.output()
 
 
 def test_a_normal_run_reports_everything_and_prints_nothing(gang):
