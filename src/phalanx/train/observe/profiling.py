@@ -170,7 +170,7 @@ class RecordingTiming(Timing):
         exposed = min(exposed, times["forward_s"] + times["backward_s"])
         in_backward = min(exposed, times["backward_s"])
         times["backward_s"] -= in_backward
-        times["forward_s"] -= exposed - in_backward
+        times["forward_s"] = max(0.0, times["forward_s"] - (exposed - in_backward))
         times |= {"step_s": whole, "exposed_s": exposed, "hidden_s": hidden, "ops": ops}
         rounded = {name: short(value) for name, value in times.items()}
         return StepBreakdown(
