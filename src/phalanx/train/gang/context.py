@@ -51,6 +51,11 @@ def error_file() -> Path | None:
     return Path(text) if text else None
 
 
+def launcher_serves_store() -> bool:
+    """Return whether the launcher itself serves torch's store at the rendezvous port, as torchrun does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # noqa: TID251
+
+
 def ask_for_huge_pages() -> None:
     """Have torch put large CPU tensors on huge pages, unless this process's environment says otherwise.
 

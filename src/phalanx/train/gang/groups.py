@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from phalanx.launch.authentication import listen_on
 from phalanx.train.gang import preflight
-from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.context import RankInfo, launcher_serves_store
 
 START_TIMEOUT = datetime.timedelta(minutes=60)
 STEP_TIMEOUT = datetime.timedelta(minutes=10)
@@ -166,13 +166,14 @@ class Connection:
             if info.rank != 0:
                 await_host(*info.master)
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            serves = info.rank == 0 and not launcher_serves_store()
             # torch's own listener is on every interface.
-            listening = listen_on(*info.master).detach() if info.rank == 0 else None
+            listening = listen_on(*info.master).detach() if serves else None
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 *info.master,
                 master_listen_fd=listening,
                 world_size=info.world_size,
-                is_master=info.rank == 0,
+                is_master=serves,
                 timeout=START_TIMEOUT,
                 wait_for_workers=False,
             )
