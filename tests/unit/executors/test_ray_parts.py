@@ -158,6 +158,11 @@ def test_labels_and_the_pool_file_give_a_node_its_traits():
     [
         ("phalanx/price", "cheap", "label phalanx/price=cheap cannot be read"),
         ("phalanx/device-memory", "much", "label phalanx/device-memory=much cannot be read"),
+        ("phalanx/price", "[", "label phalanx/price=[ cannot be read"),
+        ("phalanx/price", "[" * 5000, f"label phalanx/price={'[' * 64}… cannot be read"),
+        ("phalanx/price", "\ud800", "label phalanx/price=\ud800 cannot be read"),
+        ("phalanx/price", "&a [*a]", "label phalanx/price=&a [*a] cannot be read"),
+        ("phalanx/price", "2026-99-99", "label phalanx/price=2026-99-99 cannot be read"),
         ("phalanx/prize", "2", "label phalanx/prize is not known; known: phalanx/bandwidth-gbps"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.core.gang.placement import Node
@@ -74,14 +74,7 @@ class RayInventory:
             num_slots=num_slots,
             num_cpus=cpus if traits.cpus is None else traits.cpus,
             memory_bytes=_memory(resources, traits),
-            slot_type=own.slot_type or _slot_type(resources, labels) or traits.slot_type,
-            device_memory_bytes=traits.device_memory,
-            interconnect=traits.interconnect,
-            bandwidth_gbps=traits.bandwidth_gbps,
-            price_per_slot_hour=traits.price,
-            hazard_per_hour=traits.hazard_per_hour,
-            taints=traits.taints,
-            labels=traits.labels,
+            slot_type=own.slot_type or _slot_type(resources, labels),
             domains=tuple(
                 (level, labels[label])
                 for level, label in self._pool.topology.items()
@@ -90,7 +83,7 @@ class RayInventory:
             closed=closed,
             leaves_at=_leaves_at(one["draining_deadline_ms"]),
         )
-        return RayNode(str(one["id"]), node, slot, int(resources.get("CPU", 0)))
+        return RayNode(str(one["id"]), traits.on(node), slot, int(resources.get("CPU", 0)))
 
     def _slot(self, resources: Mapping[str, float]) -> str:
         if self._pool.slot is not None:
@@ -103,24 +96,19 @@ class RayInventory:
         if scale is None:
             return ()
         traits = TraitValues.of(self._pool, NodeTraits())
-        return tuple(
+        pattern = traits.on(
             Node(
-                id=f"{self._pool.name}-future-{number}",
+                id="",
                 pool=self._pool.name,
                 address="",
                 num_slots=scale.slots,
                 num_cpus=scale.cpus,
                 memory_bytes=traits.memory or 0,
-                slot_type=traits.slot_type,
-                device_memory_bytes=traits.device_memory,
-                interconnect=traits.interconnect,
-                bandwidth_gbps=traits.bandwidth_gbps,
-                price_per_slot_hour=traits.price,
-                hazard_per_hour=traits.hazard_per_hour,
-                taints=traits.taints,
-                labels=traits.labels,
                 closed="not started yet: Ray's autoscaler adds nodes for the next job",
             )
+        )
+        return tuple(
+            replace(pattern, id=f"{self._pool.name}-future-{number}")
             for number in range(max(0, scale.max_nodes - num_there))
         )
 

@@ -124,7 +124,7 @@ class PoolSpec(NodeTraits):
 
     def _node(self, entry: NodeEntry, name: str, machine: HostDefaults) -> Node:
         traits = TraitValues.of(self, entry)
-        return Node(
+        node = Node(
             id=name,
             pool=self.name,
             address=machine.address,
@@ -132,16 +132,9 @@ class PoolSpec(NodeTraits):
             num_cpus=machine.num_cpus if traits.cpus is None else traits.cpus,
             memory_bytes=machine.memory_bytes if traits.memory is None else traits.memory,
             domains=tuple((level, entry.topology[level]) for level in self.levels),
-            slot_type=traits.slot_type,
-            device_memory_bytes=traits.device_memory,
-            interconnect=traits.interconnect,
-            bandwidth_gbps=traits.bandwidth_gbps,
-            price_per_slot_hour=traits.price,
-            hazard_per_hour=traits.hazard_per_hour,
-            taints=traits.taints,
-            labels=traits.labels,
             host=entry.host or "",
         )
+        return traits.on(node)
 
 
 def _kind(entry: Any) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 from pydantic import Field, ValidationError
 
+from phalanx.core.gang.placement import Node
 from phalanx.schemas.spec.fields import (
     MAX_ENTRIES,
     Name,
@@ -28,6 +29,8 @@ DEFAULT_HAZARD = 0.05
 LABEL_PREFIX = "phalanx/"
 TAINT_PREFIX = "taint.phalanx/"
 _MARKET_TYPE, _NODE_ID = "ray.io/market-type", "ray.io/node-id"
+# Characters of a label's value that a message shows.
+_SHOWN_LENGTH = 64
 _NO_LABEL = ("cpus", "memory", "taints", "labels")
 
 
@@ -94,6 +97,20 @@ class TraitValues:
             labels=tuple(sorted({**pool.labels, **node.labels}.items())),
         )
 
+    def on(self, node: Node) -> Node:
+        """The node with these traits; a slot type that it already has stays, CPUs and memory too."""
+        return replace(
+            node,
+            slot_type=node.slot_type or self.slot_type,
+            device_memory_bytes=self.device_memory,
+            interconnect=self.interconnect,
+            bandwidth_gbps=self.bandwidth_gbps,
+            price_per_slot_hour=self.price,
+            hazard_per_hour=self.hazard_per_hour,
+            taints=self.taints,
+            labels=self.labels,
+        )
+
 
 def traits_of_labels(labels: Mapping[str, str]) -> NodeTraits:
     """The traits that a Ray node's labels set; the other labels become labels of the node.
@@ -109,7 +126,7 @@ def traits_of_labels(labels: Mapping[str, str]) -> NodeTraits:
         if label.startswith(TAINT_PREFIX):
             taints.append(label.removeprefix(TAINT_PREFIX))
         elif label.startswith(LABEL_PREFIX):
-            told[_trait(label)] = value if label.endswith("slot-type") else yaml.safe_load(value)
+            told[_trait(label)] = value if label.endswith("slot-type") else _loaded(label, value)
         elif label != _NODE_ID:
             named[label.rpartition("/")[2]] = value
     if _MARKET_TYPE in labels:
@@ -121,8 +138,22 @@ def traits_of_labels(labels: Mapping[str, str]) -> NodeTraits:
         first = error.errors(include_url=False)[0]
         label = LABEL_PREFIX + str(first["loc"][0]).replace("_", "-")
         said = first["msg"].removeprefix("Value error, ")
-        raise ValueError(f"label {label}={labels.get(label, '')} cannot be read: {said}") from None
+        raise _unreadable(label, labels.get(label, ""), said) from None
     return traits.model_copy(update={"labels": named | plain})
+
+
+def _loaded(label: str, value: str) -> Any:
+    """The value that a label's text gives as YAML, which may be any text of a node's owner."""
+    try:
+        return yaml.safe_load(value)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        said = getattr(error, "problem", None) or "it is no value"
+        raise _unreadable(label, value, said) from None
+
+
+def _unreadable(label: str, value: str, said: str) -> ValueError:
+    shown = value if len(value) <= _SHOWN_LENGTH else f"{value[:_SHOWN_LENGTH]}…"
+    return ValueError(f"label {label}={shown} cannot be read: {said}")
 
 
 def _trait(label: str) -> str:
