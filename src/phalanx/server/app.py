@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import math
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,10 +76,9 @@ class StopCause(StrEnum):
 
 
 def policy_of(settings: SchedulerSettings) -> PlanningPolicy:
-    """The planner's policy from the settings. Without a hysteresis, peers are never preempted."""
-    hysteresis = settings.peer_hysteresis
+    """The planner's policy from the settings; that of the defaults is `PlannerConfig()`."""
     config = PlannerConfig(
-        hysteresis=math.inf if hysteresis is None else hysteresis,
+        hysteresis=settings.peer_hysteresis,
         min_run_s=settings.min_run_s,
         guard_after_s=settings.guard_after_s,
         guard_quantum_s=settings.guard_quantum_s,

@@ -5,6 +5,7 @@ No other module of the control plane reads the environment.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from phalanx.core.scheduling import PlannerConfig
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
 from phalanx.kit.units import parse_duration, parse_size
@@ -56,41 +58,52 @@ class LoopSettings(SettingsGroup):
     )
 
 
+# The planner's own defaults: the platform, the simulator and the benchmark share this one object.
+_PLANNER = PlannerConfig()
+
+
+def _factor(value: object) -> object:
+    return math.inf if value in (None, "never") else value
+
+
 class SchedulerSettings(SettingsGroup):
     """The scheduling policy. Durations in seconds."""
 
     guard_after_s: float = Field(
-        default=7 * 86_400.0,
+        default=_PLANNER.guard_after_s,
         gt=0,
         description="A job that has waited longer than this in total is scheduled first within its "
         "priority.",
     )
     guard_quantum_s: float = Field(
-        default=6 * 3600.0,
+        default=_PLANNER.guard_quantum_s,
         ge=0,
         description="Time after the start of such a job in which jobs of its priority cannot preempt it.",
     )
-    peer_hysteresis: float | None = Field(
-        default=None,
+    peer_hysteresis: Annotated[float, BeforeValidator(_factor)] = Field(
+        default=_PLANNER.hysteresis,
         gt=1,
         description="A waiting job this many times more urgent than a running one of the same "
-        "priority preempts it; absent: never.",
+        "priority preempts it, if that job saves on request or has just saved a checkpoint; `never`: "
+        "jobs of equal priority do not share time.",
     )
     min_run_s: float = Field(
-        default=1200.0,
+        default=_PLANNER.min_run_s,
         ge=0,
         description="Time after a start in which jobs of the same priority cannot preempt it.",
     )
     reservation_ttl_s: float = Field(
-        default=900.0,
+        default=_PLANNER.reservation_ttl_s,
         gt=0,
         description="How long preempted slots stay reserved for the job they were preempted for.",
     )
     resize_cooldown_s: float = Field(
-        default=600.0, ge=0, description="Minimum time between two size changes of an elastic job."
+        default=_PLANNER.resize_cooldown_s,
+        ge=0,
+        description="Minimum time between two size changes of an elastic job.",
     )
     urgent_priority: int | None = Field(
-        default=None,
+        default=_PLANNER.urgent_priority,
         ge=0,
         le=100,
         description="Jobs of this priority or higher may preempt guaranteed slots.",

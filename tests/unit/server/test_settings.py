@@ -1,9 +1,15 @@
 """Settings: from the environment, from flags above it, and mistakes that are named."""
 
+import math
+
 import pytest
 
+from phalanx.core.scheduling import PlannerConfig
 from phalanx.errors import SpecInvalid
-from phalanx.server.settings import read_settings
+from phalanx.server.app import policy_of
+from phalanx.server.settings import Settings, read_settings
+from phalanx.services.caches.row_cache import PlanningPolicy
+from phalanx.sim.model import SimulationSetup
 from phalanx.standalone.control_plane import ControlPlaneOptions, _settings
 
 pytestmark = pytest.mark.unit
@@ -40,3 +46,15 @@ def test_a_wrong_variable_is_named(monkeypatch, name, value, said):
     with pytest.raises(SpecInvalid) as caught:
         read_settings()
     assert said in str(caught.value)
+
+
+def test_the_shipped_policy_is_the_default_of_the_planner_and_the_simulator():
+    assert policy_of(Settings().scheduler).config == PlannerConfig()
+    assert PlanningPolicy().config == PlannerConfig() == SimulationSetup(()).config
+    assert policy_of(Settings().scheduler).half_life_s == SimulationSetup(()).half_life_s
+
+
+@pytest.mark.parametrize("value", ["never", "inf"])
+def test_time_sharing_among_equals_can_be_switched_off(monkeypatch, value):
+    monkeypatch.setenv("PHALANX__SCHEDULER__PEER_HYSTERESIS", value)
+    assert policy_of(read_settings().scheduler).config == PlannerConfig(hysteresis=math.inf)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from phalanx.core.gang.placement import GangShape, Node
-from phalanx.core.scheduling import PlannerConfig
 from phalanx.sim.cluster.engine import Result
 from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob, gang_of
@@ -56,10 +55,7 @@ def sia(folder: Path, number: int) -> tuple[list[TraceJob], SimulationSetup]:
         Node(f"n{i}", "t4", "h", _NODE, 96, 0, splittable=True, domains=(("rack", "r0"),))
         for i in range(16)
     ]
-    config = PlannerConfig(resize_cooldown_s=300.0)
-    return jobs, SimulationSetup(
-        nodes, config=config, costs=Costs(start_s=30.0, restart_s=60.0, save_s=15.0)
-    )
+    return jobs, SimulationSetup(nodes, costs=Costs(start_s=30.0, restart_s=60.0, save_s=15.0))
 
 
 def curve(path: Path, batch: float) -> tuple[float, ...]:

@@ -111,6 +111,11 @@ class RunningJob:
         slots = sum(len(share.slots) for share in self.placement.shares)
         object.__setattr__(self, "num_slots", slots)
 
+    @property
+    def resumes(self) -> bool:
+        """Whether it continues from a checkpoint after a stop: it saves on request or has saved."""
+        return self.save_s is not None or self.saved_at is not None
+
     def attained(self, now: int) -> float:
         """Slot-seconds of service up to `now`."""
         if self.started_at is None:

@@ -126,7 +126,7 @@ def _peers(search: VictimSearch, priority: int) -> PeerCandidates:
         ranked, slots, total = known.ranked, known.slots, 0
         for score, num in search.cluster.preemptible(now).get(priority, ()):
             held = held_by[num]
-            if held.protected_until > now or _is_fresh(search, held):
+            if held.protected_until > now or not _shares_time(search, held):
                 continue
             if is_large(search, held):
                 known.large_jobs.append((score, num))
@@ -168,7 +168,7 @@ def may_evict(search: VictimSearch, gang: PendingGang, held: RunningJob, score: 
             return True
     if held.priority != job.priority:
         return held.priority < job.priority
-    if _is_fresh(search, held) or is_large(search, held):
+    if not _shares_time(search, held) or is_large(search, held):
         return False
     return _outweighs(search, gang, held, score, held.lost_work(search.now))
 
@@ -245,6 +245,7 @@ def _doubt(search: VictimSearch, gang: PendingGang) -> float:
     return 1.0 + search.config.guess_margin / (1 + search.cluster.history.num_observed)
 
 
-def _is_fresh(search: VictimSearch, held: RunningJob) -> bool:
-    """Return whether it started too recently to be preempted by peers."""
-    return (search.now - (held.started_at or 0)) / US < search.config.min_run_s
+def _shares_time(search: VictimSearch, held: RunningJob) -> bool:
+    """Return whether peers may preempt it: it can resume, and has run for a while since its start."""
+    ran_s = (search.now - (held.started_at or 0)) / US
+    return held.resumes and ran_s >= search.config.min_run_s

@@ -103,6 +103,19 @@ class TestOneProject:
         held = search.cluster.held[8]
         assert may_evict(search, asked, held, search.cluster.score_of(held, NOW)) is may
 
+    @pytest.mark.parametrize(("guarded", "urgency"), [(False, 1e-8), (True, 1.0)])
+    def test_a_script_that_cannot_resume_never_leaves_for_an_equal(
+        self, guarded: bool, urgency: float
+    ) -> None:
+        asked = gang(urgency, guarded=guarded)
+        for saved_at, may in ((NOW - 10 * US, True), (None, False)):
+            one = peer(save_s=None, saved_at=saved_at, remaining_s=1e12)
+            search = search_of(one)
+            assert bool(candidate_set(search, asked).prices) is may
+            assert bool(ordered_candidate_set(search, asked).prices) is may
+            held = search.cluster.held[8]
+            assert may_evict(search, asked, held, search.cluster.score_of(held, NOW)) is may
+
     @pytest.mark.parametrize("facts", [{"preemptible": False}, {"stopping": True}])
     def test_what_is_not_preemptible_is_none(self, facts: dict[str, object]) -> None:
         for priority in (50, 40):
