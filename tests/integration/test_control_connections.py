@@ -18,11 +18,14 @@ import pytest
 
 from integration.rig import spec
 from integration.served import TOKEN, Served, served
+from phalanx.core.contract.access import Scope
 from phalanx.errors import ServerUnavailable, StoreUnavailable
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.wire import supervision as wire
+from phalanx.sdk import PhalanxClient
 from phalanx.server import connections, strict_requests
 from phalanx.server.connections import ConnectionLimits
+from phalanx.server.settings import ApiSettings, Settings
 from phalanx.store import database
 from phalanx.supervise.uplink.link import ControlPlaneAddress, SyncConnection
 from support.waiting import wait_until
@@ -40,16 +43,16 @@ OPEN_LIMITS = ConnectionLimits(
 
 
 @pytest.fixture
-def serve_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ConnectionLimits], Served]]:
-    """Start a server with these limits, which are looked at often."""
+def serve_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
+    """Start a server with these limits, which are looked at often, and settings."""
     with contextlib.ExitStack() as stack:
 
-        def start(limits: ConnectionLimits) -> Served:
+        def start(limits: ConnectionLimits, settings: Settings | None = None) -> Served:
             monkeypatch.setattr(connections, "_SWEEP_S", 0.02)
             monkeypatch.setattr(ConnectionLimits, "of_process", classmethod(lambda cls: limits))
             # A path of a Unix socket has at most 107 bytes.
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="phx")))
-            return stack.enter_context(served(home / "home"))
+            return stack.enter_context(served(home / "home", settings))
 
         yield start
 
@@ -136,6 +139,60 @@ def test_a_slow_but_steady_body_is_read_to_its_end(serve_with) -> None:
         while page := client.events(num, after=last, wait_s=0.5).events:
             last = page[-1].seq
         assert is_served(client)
+
+
+def poll(job: int, after: int, token: str) -> bytes:
+    """A request that waits for the next event."""
+    return (
+        f"GET /api/v1/jobs/{job}/events?after={after}&wait_s=30 HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Authorization: Bearer {token}\r\n\r\n"
+    ).encode()
+
+
+@pytest.mark.parametrize("limit", [4, 100])
+def test_a_token_has_a_number_of_requests_at_a_time(tmp_path: Path, limit: int) -> None:
+    """With 100, the guard of the test is off: all eight polls are served at once."""
+    settings = Settings(api=ApiSettings(max_requests_per_token=limit))
+    with served(tmp_path / "home", settings) as here, here.client() as client:
+        num = client.submit(SubmitRequest(spec=spec())).job.num
+        wasteful = client.create_token("a", [Scope.READ], None).token
+        other = client.create_token("b", [Scope.READ], None).token
+        wait_until(lambda: here.executor.started, "the launch")
+        last = client.events(num).cursor
+        polls = [here.connect(poll(num, last, wasteful)) for _ in range(8)]
+
+        def num_refused() -> int:
+            ready, _, _ = select.select(polls, [], [], 0)
+            return len(ready)
+
+        expected = max(0, 8 - limit)
+        wait_until(lambda: num_refused() >= expected, "the polls over the limit are refused")
+        ask = {"url": f"{here.url}/api/v1/info", "timeout": 120}
+        again = httpx.get(**ask, headers={"Authorization": f"Bearer {wasteful}"})
+        assert num_refused() == expected
+        if not expected:
+            assert again.status_code == 200
+            return
+        assert (again.status_code, again.json()["code"]) == (429, "too_many_requests")
+        assert again.headers["Retry-After"] == "2"
+        # Others are served, and so is this token once its answers have come.
+        assert httpx.get(**ask, headers={"Authorization": f"Bearer {other}"}).status_code == 200
+        assert is_served(client)
+        client.stop(num)
+        with PhalanxClient(here.url, wasteful) as waiting:
+            assert is_served(waiting)
+
+
+def test_idle_connections_of_one_token_give_way(serve_with) -> None:
+    here = serve_with(ConnectionLimits(max_per_token=5))
+    ask = HEAD + b"Authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n"
+    leaked = []
+    for _ in range(12):
+        one = here.connect(ask)
+        assert one.recv(65536).startswith(b"HTTP/1.1 200")
+        leaked.append(one)
+    wait_until(lambda: sum(map(is_closed, leaked[:7])) == 7, "the oldest are closed")
+    assert not any(is_closed(one) for one in leaked[7:])
 
 
 def fill_logs(here: Served, num_bytes: int) -> int:
@@ -291,7 +348,8 @@ def _received(sock: socket.socket) -> bytes:
 @pytest.fixture
 def locked(serve_with) -> Iterator[Served]:
     """A server whose database another process would hold locked for writing."""
-    here = serve_with(ConnectionLimits())
+    many = Settings(api=ApiSettings(max_requests_per_token=1000))
+    here = serve_with(ConnectionLimits(), many)
     with here.client() as client:
         assert is_served(client)
     path = Path(here.socket_path).parent / "db" / "phalanx.sqlite"

@@ -19,6 +19,7 @@ from phalanx.errors import (
     ServerError,
     ServerUnavailable,
     SpecInvalid,
+    TooManyRequests,
     UserError,
 )
 from phalanx.kit.text import replace_unencodable
@@ -28,6 +29,8 @@ V1 = "/api/v1"
 _RESPONSE_S = 30.0
 # Pauses before a request with an idempotency key is sent again.
 _PAUSES_S = (0.2, 2.0)
+# How long a GET is repeated that the server is too busy for.
+_BUSY_S = 60.0
 
 
 def _subclasses(kind: type[PlatformError]) -> Iterator[type[PlatformError]]:
@@ -154,6 +157,10 @@ class Transport:
     ) -> M:
         given = {key: one for key, one in (params or {}).items() if one is not None}
         response = self._send("GET", path, params=given, timeout=_RESPONSE_S + wait_s)
+        until = time.monotonic() + _BUSY_S
+        while response.status_code == TooManyRequests.http_status and time.monotonic() < until:
+            time.sleep(_pause_of(response))
+            response = self._send("GET", path, params=given, timeout=_RESPONSE_S + wait_s)
         raise_for(response)
         return read(model, response)
 
@@ -199,6 +206,12 @@ class Transport:
             return self._http.request(method, path, **rest)
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
+
+
+def _pause_of(response: httpx.Response) -> float:
+    """Seconds that a response says to wait, as a number within reason."""
+    said = response.headers.get("Retry-After", "")
+    return min(float(said), 10.0) if said.isdecimal() else 1.0
 
 
 def _is_own_socket(path: str) -> bool:

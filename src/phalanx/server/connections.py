@@ -2,7 +2,9 @@
 
 A connection is that of a stranger until a request on it has shown a valid token; one over the Unix socket
 of the home never is. Where there are too many, the stranger that came first is closed, so that strangers
-never keep a supervisor or a client out. `sweep` runs once a second and closes what has passed a deadline.
+never keep a supervisor or a client out. Of the idle connections of one token, the oldest are closed where
+there are too many: a program that leaks them keeps nothing out either. `sweep` runs once a second and
+closes what has passed a deadline.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class ConnectionLimits:
     read_bytes_per_s: float = 65_536.0
     max_strangers: int = 256  # connections without a valid token
     max_connections: int = 8192  # all connections, the Unix socket's excepted
+    max_per_token: int = 512  # connections of one token of clients
     max_unread_bytes: int = 64 << 20  # answers that clients have not read, all together
 
     @classmethod
@@ -46,7 +49,11 @@ class ConnectionLimits:
         """The limits that fit the descriptors this process may open."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         left = max(64, files - _RESERVED_FILES)
-        return cls(max_strangers=min(256, left // 4), max_connections=min(8192, left // 2))
+        return cls(
+            max_strangers=min(256, left // 4),
+            max_connections=min(8192, left // 2),
+            max_per_token=min(512, left // 8),
+        )
 
 
 def raise_file_limit() -> None:
@@ -64,6 +71,7 @@ class Connections:
         self.limits = limits
         self._open: dict[GuardedProtocol, None] = {}
         self._strangers: dict[GuardedProtocol, None] = {}
+        self._of_token: dict[str, dict[GuardedProtocol, None]] = {}
 
     def protocol(self, **of_uvicorn: Any) -> GuardedProtocol:
         """A new connection; uvicorn calls it in place of its own protocol class."""
@@ -84,14 +92,31 @@ class Connections:
         if too_many or len(self._open) > self.limits.max_connections:
             next(iter(self._strangers)).abort()
 
-    def recognize(self, one: GuardedProtocol) -> None:
-        """Take a connection for that of a client or supervisor from now on."""
+    def recognize(self, one: GuardedProtocol, token: str) -> None:
+        """Take a connection for that of a client's token from now on; of a supervisor where it is empty."""
         self._strangers.pop(one, None)
+        self._leave(one)
+        one.token = token
+        if not token:
+            return
+        others = self._of_token.setdefault(token, {})
+        others[one] = None  # the last one now
+        if len(others) > self.limits.max_per_token:
+            idle = next((other for other in others if other.is_idle), None)
+            if idle is not None:
+                idle.abort()
 
     def remove(self, one: GuardedProtocol) -> None:
         """Forget a connection."""
         self._open.pop(one, None)
         self._strangers.pop(one, None)
+        self._leave(one)
+
+    def _leave(self, one: GuardedProtocol) -> None:
+        others = self._of_token.get(one.token, {})
+        others.pop(one, None)
+        if not others:
+            self._of_token.pop(one.token, None)
 
     def sweep(self, now: float) -> None:
         """Close the connections that have passed a deadline or hold too much memory."""
@@ -126,6 +151,7 @@ class GuardedProtocol(H11Protocol):
     def __init__(self, connections: Connections, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self.known = False
+        self.token = ""  # the id of the client's token, once a request has shown it
         self.stalled_since: float | None = None
         self._connections = connections
         self._waits_since = self.loop.time()
@@ -148,14 +174,14 @@ class GuardedProtocol(H11Protocol):
         self._connections.remove(self)
         super().connection_lost(exc)
 
-    def recognize(self) -> None:
-        """The request that is being served has a valid token."""
+    def recognize(self, token: str) -> None:
+        """The request that is being served has a valid token; of a supervisor where it is empty."""
         self.known = True
-        self._connections.recognize(self)
+        self._connections.recognize(self, token)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
-        if self._waits and not self._started:
+        if self.is_idle and not self._started:
             self._started = True
             self._waits_since = self.loop.time()
         self._body_bytes += len(data)
@@ -195,7 +221,7 @@ class GuardedProtocol(H11Protocol):
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     @property
-    def _waits(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no request is being served."""
         return self.cycle is None or self.cycle.response_complete
 
@@ -207,7 +233,7 @@ class GuardedProtocol(H11Protocol):
                 now - self.stalled_since
                 > limits.write_s + self._unread_at_stall / limits.read_bytes_per_s
             )
-        if self._waits:
+        if self.is_idle:
             if self.conn.their_state is h11.SEND_BODY:
                 # The answer did not need the body, such as a refusal; the client still sends it.
                 return now - self._waits_since > limits.header_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,10 +23,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Presence:
-    """The time of the last client request, on the monotonic clock, and the number of open requests."""
+    """The time of the last client request, on the monotonic clock, and the requests that are open."""
 
     last_seen: float
     num_open: int = 0
+    #: number of open requests by token, and by whether they may change something
+    of_token: Counter[tuple[str, bool]] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,8 @@ import hashlib
 import hmac
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
@@ -19,6 +21,7 @@ from phalanx.errors import (
     PermissionDenied,
     PlatformError,
     TooLarge,
+    TooManyRequests,
     Unauthenticated,
     UserError,
 )
@@ -77,24 +80,49 @@ class Gate:
             return
         headers = Headers(scope=scope)
         try:
-            await self._check(scope, headers)
+            grant = await self._check(scope, headers)
             if scope["path"] == _SYNC:
                 await in_thread(self._check_supervisor, headers)
+            self._check_load(grant, scope["method"])
         except PlatformError as error:
             await error_response(error)(scope, receive, send)
             return
-        presence = self._context.presence
-        client = not is_open(scope["path"])
         connection = scope.get(SCOPE_KEY)
-        if connection is not None and (client or scope["path"] == _SYNC):
-            connection.recognize()
-        presence.num_open += client
-        try:
+        if connection is not None and (grant is not None or scope["path"] == _SYNC):
+            # Supervisors of an attempt have one token, and each of them has a connection.
+            connection.recognize("" if grant is None else grant.token)
+        with self._counted(grant, scope["method"]):
             await self._app(scope, self._bounded(scope["path"], receive), send)
+
+    def _check_load(self, grant: Grant | None, method: str) -> None:
+        """Raise TooManyRequests where the token of a request has as many open ones as it may."""
+        if grant is None:
+            return
+        changes = method not in _SAFE
+        limit = self._context.settings.api.max_requests_per_token // (4 if changes else 1)
+        if self._context.presence.of_token[grant.token, changes] >= limit:
+            raise TooManyRequests(
+                f"{limit} requests of this token are being served, and no more are at a time",
+                "wait for their answers, or use a token of its own for each program",
+            )
+
+    @contextmanager
+    def _counted(self, grant: Grant | None, method: str) -> Iterator[None]:
+        """Count an open request of a client, which `_check_load` has permitted before any other ran."""
+        if grant is None:
+            yield
+            return
+        presence, key = self._context.presence, (grant.token, method not in _SAFE)
+        presence.of_token[key] += 1
+        presence.num_open += 1
+        try:
+            yield
         finally:
-            presence.num_open -= client
-            if client:
-                presence.last_seen = self._context.clock.monotonic()
+            presence.num_open -= 1
+            presence.of_token[key] -= 1
+            if not presence.of_token[key]:
+                del presence.of_token[key]
+            presence.last_seen = self._context.clock.monotonic()
 
     def _bounded(self, path: str, receive: Receive) -> Receive:
         """`receive` with a size limit: a chunked body has no Content-Length."""
@@ -113,12 +141,14 @@ class Gate:
 
         return bounded
 
-    async def _check(self, scope: Scope, headers: Headers) -> None:
+    async def _check(self, scope: Scope, headers: Headers) -> Grant | None:
+        """The grant of a client; None on a path that needs none. Raises PlatformError."""
         if host_name(headers.get("host", "")) not in self._hosts:
             raise PermissionDenied(
                 "this host name is not served here", "use the URL that the server printed"
             )
         path = scope["path"]
+        grant = None
         if scope["method"] not in _SAFE:
             _check_origin(headers)
         if not is_open(path):
@@ -130,6 +160,7 @@ class Gate:
         limit = self._limit(path)
         if limit is not None and int(size) > limit:
             raise _too_large(limit)
+        return grant
 
     def _limit(self, path: str) -> int | None:
         """The most bytes of a body; None where the route counts them itself."""

@@ -161,6 +161,12 @@ class ApiSettings(SettingsGroup):
         gt=0,
         description="Upper limit of a client's request body; code uploads have a limit of their own.",
     )
+    max_requests_per_token: int = Field(
+        default=128,
+        ge=4,
+        description="Requests of one token that are served at a time, long polls included; a quarter of "
+        "them may change something. More are answered with 429.",
+    )
 
 
 class Settings(BaseSettings):

@@ -6,8 +6,9 @@ import httpx
 import pytest
 
 from phalanx import errors
-from phalanx.errors import PlatformError, Problem, SpecInvalid, UserError
+from phalanx.errors import PlatformError, Problem, SpecInvalid, TooManyRequests, UserError
 from phalanx.schemas.api.jobs import SubmitRequest
+from phalanx.sdk import PhalanxClient, transport
 from phalanx.sdk.transport import _BY_CODE, encode, raise_for
 from phalanx.server.gate import cookie_of, error_response, host_name
 
@@ -76,3 +77,26 @@ def test_a_text_that_is_not_utf8_is_named() -> None:
     with pytest.raises(UserError, match=r"'b\\udce4d' is not UTF-8"):
         encode(SubmitRequest(spec=spec))
     assert encode(SubmitRequest(spec={"run": "größer"})).decode().count("größer") == 1
+
+
+def test_a_get_that_the_server_is_too_busy_for_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(transport.time, "sleep", pauses.append)
+    busy = error_response(TooManyRequests("wait"))
+    answers = [
+        httpx.Response(429, content=busy.body, headers={"Retry-After": "2"}),
+        httpx.Response(429, content=busy.body, headers={"Retry-After": "soon"}),
+        httpx.Response(200, json=[]),
+    ]
+    made = httpx.MockTransport(lambda request: answers.pop(0))
+    with PhalanxClient("http://x", "t", transport=made) as client:
+        assert client.tokens() == []
+        assert pauses == [2.0, 1.0]
+        # Not for ever, and a change is not repeated without a key.
+        answers.append(httpx.Response(429, content=busy.body))
+        with pytest.raises(TooManyRequests):
+            client.rotate_token("a")
+        monkeypatch.setattr(transport, "_BUSY_S", 0.0)
+        answers.append(httpx.Response(429, content=busy.body))
+        with pytest.raises(TooManyRequests):
+            client.tokens()
