@@ -16,11 +16,11 @@ from phalanx.services.lifecycle.retention import RetentionProgress, retention_st
 
 pytestmark = pytest.mark.integration
 SMALL = {"nodes": 1, "slots_per_node": 1}
-LINE = b"%07d\n"  # eight bytes
 
 
-def lines(first: int, last: int) -> bytes:
-    return b"".join(LINE % number for number in range(first, last))
+def lines(first: int, last: int, width: int = 8) -> bytes:
+    """Numbered lines of `width` bytes each."""
+    return b"".join(b"%0*d\n" % (width - 1, number) for number in range(first, last))
 
 
 def started(rig: Rig) -> tuple[int, ScriptedSupervisor]:
@@ -117,18 +117,21 @@ def test_a_job_has_a_limit_and_keeps_its_beginning_and_its_newest_output(tmp_pat
     with open_rig(tmp_path / "home", settings=settings) as rig:
         num, supervisor = started(rig)
         assert supervisor.assignment.log_limit == limit
-        step = 8 * 4096
+        step, width = 32768, 64
+        per_step = step // width
         for number in range(64):  # twice the limit
-            supervisor.log(number * step, lines(number * 4096, (number + 1) * 4096))
+            supervisor.log(number * step, lines(number * per_step, (number + 1) * per_step, width))
         found = told(rig, num)
         gaps = [one for one in found if not isinstance(one, str)]
         assert [cause for cause, _ in gaps] == ["limit"]
         at, missing = found.index(gaps[0]), gaps[0][1]
-        assert at * 8 == limit // 8 and missing + 8 * (len(found) - 1) == 64 * step
-        assert limit * 7 // 8 <= 8 * (len(found) - 1) <= limit
-        assert [int(one) for one in found[at + 1 :]] == list(range(at + missing // 8, 64 * 4096))
+        assert at * width == limit // 8 and missing + width * (len(found) - 1) == 64 * step
+        assert limit * 7 // 8 <= width * (len(found) - 1) <= limit
+        assert [int(one) for one in found[at + 1 :]] == list(
+            range(at + missing // width, 64 * per_step)
+        )
         # Bytes that were deleted are not stored again.
-        data = base64.b64encode(lines(8192, 12288)).decode()
+        data = base64.b64encode(lines(1024, 1536, width)).decode()
         supervisor.sync(
             wire.LogReport(
                 seq=supervisor.next_seq(),

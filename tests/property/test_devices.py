@@ -21,7 +21,7 @@ def check(tally):
 
 
 def test_no_mix_of_jobs_shares_a_device_or_leaves_one_idle(driver, tmp_path):
-    check(run_mixes(driver, tmp_path, range(50)))
+    check(run_mixes(driver, tmp_path, range(15)))
 
 
 def test_without_kept_numbers_a_restart_gives_a_device_to_two_jobs(driver, tmp_path):

@@ -247,7 +247,7 @@ def check_budgets(before: Job, after: Job, life: Life, now: int) -> None:
         assert sum(1 for one in spent if one > now - window) <= budget.count
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lives())
 def test_any_order_of_events_keeps_every_promise(life: Life) -> None:
     assert rebuild(life.log) == life.job

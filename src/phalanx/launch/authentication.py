@@ -26,6 +26,8 @@ _PROOF = 32
 _LONGEST_NAME = 255
 # Connections that are taken before answers are read again.
 _AT_ONCE = 256
+# A client that finds the queue full tries again only after a second: strangers must not fill it.
+_BACKLOG = 1024
 # In place of the listener's proof: the client's was wrong.
 _REFUSED = b"refused".ljust(_PROOF, b"\0")
 # The limit of a handshake: processes of a gang complete one within milliseconds.
@@ -286,7 +288,7 @@ class MessageSeal:
         return hmac.compare_digest(mark.encode(), self.mark(body).encode())
 
 
-def listen_on(address: str, port: int = 0, backlog: int = 1024) -> socket.socket:
+def listen_on(address: str, port: int = 0) -> socket.socket:
     """Listen on the interface that has this address. Raises OSError.
 
     A port that the supervisor holds for its ranks can be shared, by processes of the same user alone.
@@ -301,7 +303,7 @@ def listen_on(address: str, port: int = 0, backlog: int = 1024) -> socket.socket
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             server.bind((where, port))
-            server.listen(backlog)
+            server.listen(_BACKLOG)
         except OSError as error:
             server.close()
             if where and error.errno in (99, None):  # EADDRNOTAVAIL

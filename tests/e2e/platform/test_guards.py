@@ -49,6 +49,7 @@ def test_rolling_back_is_a_new_generation_that_passes_the_batch_over(
     assert all(loss == loss for loss in json.loads(Path(f"{out}.json").read_text())["losses"])
 
 
+@pytest.mark.extras
 def test_stopping_for_good_fails_the_job_with_its_cause(platform: Platform, tmp_path: Path) -> None:
     job = platform.submit(poisoned(tmp_path / "stop", "stop"))
     view = platform.wait_state(job, "failed")

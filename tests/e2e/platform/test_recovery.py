@@ -181,6 +181,7 @@ def test_pause_saves_and_resume_goes_on(platform: Platform, tmp_path: Path, calm
     assert out.read_text() == calm
 
 
+@pytest.mark.extras
 def test_a_plain_env_script_recovers_too(platform: Platform, tmp_path: Path):
     """Where torchrun's own restart hangs: a script without our library, one rank killed."""
     mark = tmp_path / "mark"

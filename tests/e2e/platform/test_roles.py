@@ -65,6 +65,7 @@ def lines(platform: Platform, job: str, *args: str) -> list[str]:
     return platform.run("logs", job, *args).stdout.splitlines()
 
 
+@pytest.mark.extras
 def test_roles_of_different_shapes_start_together_and_end_together(
     platform: Platform, tmp_path: Path
 ):

@@ -42,6 +42,7 @@ def hand_in(platform: Platform, **spec: Any) -> str:
     return view.label
 
 
+@pytest.mark.extras
 def test_an_evicted_job_saves_waits_and_ends_bit_identical(platform: Platform, tmp_path: Path):
     """A job of higher priority pushes a training job aside and gives the slots back."""
     calm, hit = tmp_path / "calm", tmp_path / "hit"

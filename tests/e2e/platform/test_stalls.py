@@ -27,6 +27,7 @@ def hanging(out: Path, stall: str, *flags: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.extras
 def test_a_rank_that_hangs_is_named_with_its_line_and_the_job_recovers(
     platform: Platform, tmp_path: Path
 ) -> None:

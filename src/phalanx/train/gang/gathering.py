@@ -50,7 +50,7 @@ class RankServer:
 
     def __init__(self, address: tuple[str, int], num_others: int, secret: bytes) -> None:
         """Listen on the interface of `address`. Raises OSError."""
-        server = listen_on(*address, backlog=num_others + 16)
+        server = listen_on(*address)
         self._listener = AuthenticatedListener(server, lambda _name: secret)
         self._num_others = num_others
         self._connections: list[RankConnection] = []
@@ -106,7 +106,7 @@ def accept_ranks(
     """
     found: dict[int, tuple[dict[str, Any], RankConnection]] = {}
     deadline = time.monotonic() + wait_s
-    server = listen_on(*address, backlog=num_others + 16)
+    server = listen_on(*address)
     with AuthenticatedListener(server, lambda _name: secret) as listener:
         while len(found) < num_others:
             said = f"{num_others - len(found)} ranks have not connected within {wait_s:g} s"

@@ -123,7 +123,7 @@ def _listening(info: RankInfo) -> Iterator[tuple[str, int]]:
         yield "", 0
         return
     own = own_address(info)
-    with listen_on(own, backlog=MAX_PEERS * 2) as server:
+    with listen_on(own) as server:
         done = threading.Event()
         server.settimeout(0.2)
         thread = threading.Thread(target=_answer, args=(server, done), daemon=True)
