@@ -43,6 +43,8 @@ class RunFlags:
     checkpoint_directory: str | None = None
     #: begin with what that folder holds
     continues: bool = False
+    #: how the job ends without its last checkpoint: `succeed` or `fail`
+    on_final_failure: str | None = None
     #: framework of the ranks, such as `torch`
     framework: str | None = None
     #: patterns that read metrics from output lines
@@ -198,6 +200,7 @@ def _merge(defaults: Mapping[str, Any], flags: RunFlags) -> dict[str, Any]:
         "every": flags.checkpoint_every,
         "directory": flags.checkpoint_directory,
         "continue": flags.continues or None,
+        "on_final_failure": flags.on_final_failure,
     }
     if given := {key: value for key, value in saving.items() if value is not None}:
         data["checkpoint"] = {**_section(data, "checkpoint"), **given}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ from phalanx.cli.terminal.output import note
 
 if TYPE_CHECKING:
     from phalanx.cli.client.invocation import ForwardedEnvironment
-    from phalanx.cli.client.run_spec import RunPlan
+    from phalanx.cli.client.run_spec import RunFlags, RunPlan
     from phalanx.schemas.api.jobs import JobView
     from phalanx.schemas.spec.job import JobSpec
     from phalanx.sdk import PhalanxClient
@@ -84,7 +85,16 @@ Continue = Annotated[
     bool,
     typer.Option(
         "--continue",
-        help="Begin with what the checkpoint directory already holds, such as a past job's files.",
+        help="Begin with what the checkpoint directory already holds, such as a past job's files, or with"
+        " checkpoints of another job that had the same number.",
+    ),
+]
+OnFinalFailure = Annotated[
+    str | None,
+    typer.Option(
+        "--on-final-failure",
+        metavar="succeed|fail",
+        help="How the job ends when its last checkpoint cannot be saved; the default is succeed.",
     ),
 ]
 MaxDuration = Annotated[
@@ -128,6 +138,7 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     metrics: Metrics = None,
     directory: Directory = None,
     continues: Continue = False,
+    on_final_failure: OnFinalFailure = None,
     max_duration: MaxDuration = None,
     priority: Priority = None,
     no_warm: NoWarm = False,
@@ -143,24 +154,18 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     The job gets your environment and a copy of your folder; secret variables are not stored with it.
     Ctrl-C cancels the job and waits until its ranks have saved; a second Ctrl-C detaches.
     """
-    session: Session = ctx.obj
-    from phalanx.cli.client.invocation import forward_environment, protects_secrets
-    from phalanx.cli.client.run_spec import RunFlags, plan_run, split_env
+    from phalanx.cli.client.run_spec import RunFlags
 
-    values, names = split_env(env or [])
-    forwarded = forward_environment(
-        session.invocation.env, names, protected=protects_secrets(session.url)
-    )
     flags = RunFlags(
         module=module,
         ranks_per_node=ranks,
         nodes=nodes,
         name=name,
         project=project,
-        env=values,
         checkpoint_every=every,
         checkpoint_directory=directory,
         continues=continues,
+        on_final_failure=on_final_failure,
         framework=framework,
         metrics=metrics or (),
         max_duration=max_duration,
@@ -171,8 +176,21 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         requirements=requirements,
         packages=package or (),
     )
-    planned = plan_run(command or [], flags, session.invocation)
-    then = SHOW if dry_run else after(detach, all_ranks)
+    _run(ctx.obj, command or [], flags, env or [], SHOW if dry_run else after(detach, all_ranks))
+
+
+def _run(
+    session: Session, words: Sequence[str], flags: RunFlags, env: Sequence[str], then: str
+) -> None:
+    """Plan a run with the variables of `--env`, and submit it."""
+    from phalanx.cli.client.invocation import forward_environment, protects_secrets
+    from phalanx.cli.client.run_spec import plan_run, split_env
+
+    values, names = split_env(env)
+    forwarded = forward_environment(
+        session.invocation.env, names, protected=protects_secrets(session.url)
+    )
+    planned = plan_run(words, replace(flags, env=values), session.invocation)
     submit_planned(session, planned, then, forwarded)
 
 
@@ -232,6 +250,7 @@ def submit(
         int | None,
         typer.Option("-n", "--ranks", min=1, help="Ranks in all, instead of the file's shape."),
     ] = None,
+    on_final_failure: OnFinalFailure = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the job, as `run` does.")
     ] = False,
@@ -245,6 +264,8 @@ def submit(
     spec = load_spec(session.invocation.cwd / file if not file.is_absolute() else file)
     if ranks is not None:
         spec = _with_ranks(spec, ranks)
+    if on_final_failure is not None:
+        spec = _with_final_failure(spec, on_final_failure)
     _refuse_unsupported(spec)
     root = (session.invocation.cwd / file).parent / spec.workdir
     if not root.is_dir():
@@ -271,6 +292,14 @@ def _with_ranks(spec: JobSpec, ranks: int) -> JobSpec:
         "accelerators": slots,
     }
     return validate_spec(body)
+
+
+def _with_final_failure(spec: JobSpec, wanted: str) -> JobSpec:
+    """The spec with another end where the last checkpoint cannot be saved. Raises SpecInvalid."""
+    from phalanx.schemas.spec.document import resolved, validate_spec
+
+    body = resolved(spec)
+    return validate_spec({**body, "checkpoint": {**body["checkpoint"], "on_final_failure": wanted}})
 
 
 def _refuse_unsupported(spec: JobSpec) -> None:

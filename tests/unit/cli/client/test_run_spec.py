@@ -8,6 +8,7 @@ import pytest
 
 from phalanx.cli.client.invocation import Invocation, forward_environment
 from phalanx.cli.client.run_spec import RunFlags, plan_run, split_env
+from phalanx.cli.verbs.submit import _with_final_failure
 from phalanx.errors import SpecInvalid, UserError
 
 pytestmark = pytest.mark.unit
@@ -149,8 +150,22 @@ def test_flags_for_scripts_that_know_nothing_of_it(invocation, tmp_path):
     assert (spec.checkpoint.directory, spec.checkpoint.continues) == ("out", False)
     flags = RunFlags(checkpoint_directory="out", continues=True)
     assert plan_run(["train.py"], flags, invocation).spec.checkpoint.continues
-    with pytest.raises(SpecInvalid, match="`continue` needs `directory`"):
-        plan_run(["train.py"], RunFlags(continues=True), invocation)
+    assert plan_run(["train.py"], RunFlags(continues=True), invocation).spec.checkpoint.continues
+
+
+def test_the_end_without_a_last_checkpoint_is_chosen_by_a_flag(invocation):
+    (invocation.cwd / "train.py").write_text("")
+
+    def spec(flag):
+        return plan_run(["train.py"], RunFlags(on_final_failure=flag), invocation).spec
+
+    assert spec(None).checkpoint.on_final_failure == "succeed"
+    assert spec("fail").checkpoint.on_final_failure == "fail"
+    assert _with_final_failure(spec(None), "fail") == spec("fail")
+    for wrong in (lambda: spec("give up"), lambda: _with_final_failure(spec(None), "give up")):
+        with pytest.raises(SpecInvalid) as refused:
+            wrong()
+        assert [one.path for one in refused.value.problems] == ["checkpoint.on_final_failure"]
 
 
 def test_variables_that_are_not_utf8_stay_behind_and_are_named():
