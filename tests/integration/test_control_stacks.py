@@ -7,6 +7,11 @@ from phalanx.errors import Conflict, NotFound
 from phalanx.schemas.wire import supervision as wire
 
 pytestmark = pytest.mark.integration
+WAITS = (
+    "Current thread 0x1 (most recent call first):\n"
+    '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 9 in all_reduce\n'
+    '  File "/x/train.py", line 33 in main\n'
+)
 HERE = 'Current thread 0x1 (most recent call first):\n  File "/x/train.py", line {} in main\n'
 
 
@@ -22,13 +27,13 @@ def nodes(rig):
     return found
 
 
-def stacks(node, request, rank, line):
+def stacks(node, request, rank, line, text=HERE):
     return wire.StacksReport(
         seq=node.next_seq(),
         generation=0,
         request=request,
         at=node.now(),
-        ranks=[wire.RankStacks(rank=rank, text=HERE.format(line))],
+        ranks=[wire.RankStacks(rank=rank, text=text.format(line))],
     )
 
 
@@ -70,6 +75,24 @@ def test_a_stall_ends_nothing_before_the_other_node_has_answered(rig, nodes):
     assert view.restarts == 1 and nodes[0].sync().orders.generation == 1
     assert nodes[0].sync().orders.after == "stalled"
     assert [one.cause for one in view.lineage.restarts] == ["stalled"]
+    rig.check_log(1)
+
+
+def test_a_stall_names_the_culprit_and_not_the_victim_that_another_node_reports(rig, nodes):
+    """Each node has one rank: alone it has nothing to compare with."""
+    failure = nodes[0].failure("no step for 5s; rank 0 waits", cause="stalled", rank=None)
+    stalled = wire.RanksStalledReport(seq=0, generation=0, failure=failure)
+    nodes[0].sync(
+        stacks(nodes[0], 0, 0, 33, WAITS),
+        stalled.model_copy(update={"seq": nodes[0].next_seq()}),
+    )
+    nodes[1].sync(stacks(nodes[1], 1, 1, 40))
+    view = rig.job(1)
+    said = "no step for 5s; rank 1 differs from the other ranks: train.py:40 in main"
+    assert (view.state, view.reason.message) == ("recovering", said)
+    assert (view.failure.rank, view.failure.node_rank) == (1, 1)
+    assert "line 40 in main" in view.failure.traceback
+    assert [one.message for one in view.lineage.restarts] == [said]
     rig.check_log(1)
 
 

@@ -55,6 +55,22 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_the_job_recovers(
     assert f"rank 1: care_job.py:{number} in wait_for_ever  <- differs" in shown
 
 
+@pytest.mark.extras
+def test_with_one_rank_on_each_of_two_nodes_the_one_that_hangs_is_named(
+    platform: Platform, tmp_path: Path
+) -> None:
+    """Each supervisor sees one rank and cannot compare it with another."""
+    spec = hanging(tmp_path / "two", "3s")
+    spec["resources"] = {"nodes": 2, "slots_per_node": 1}
+    job = platform.submit(spec)
+    view = platform.wait_state(job, "succeeded")
+    (restart,) = view.lineage.restarts
+    assert restart.cause == "stalled"
+    assert "rank 1 differs from the other ranks: care_job.py" in restart.message
+    assert view.failure is not None and (view.failure.rank, view.failure.node_rank) == (1, 1)
+    assert "in wait_for_ever" in view.failure.traceback
+
+
 @pytest.mark.proof
 def test_without_stall_detection_it_hangs_and_stacks_on_demand_end_nothing(
     platform: Platform, tmp_path: Path

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from phalanx.core.gang.failures import Failure
+from phalanx.core.gang.stacks import elsewhere, place, waits_for_others
 
 USUAL_STEPS = 20.0
 """A step that takes this many times the usual duration counts as stalled."""
@@ -85,3 +89,47 @@ class StallWatch:
             return after_s if self._stepped_at is not None else max(after_s, FIRST_STEP_S)
         usual_s = statistics.median(self._gaps) if self._gaps else 0.0
         return max(LEAST_S if self._inside else OUTSIDE_S, USUAL_STEPS * usual_s)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStack:
+    """The stacks of one rank of a stalled gang; `why` says why `text` is empty."""
+
+    node_rank: int
+    text: str
+    why: str = ""
+
+
+def with_culprit(failure: Failure, stacks: Mapping[int, CapturedStack]) -> Failure:
+    """The failure of a stalled gang, of the rank that the others wait for.
+
+    `stacks` are those of all ranks that are known, by rank. A node that compares only its own ranks names
+    the victim where the culprit is on another node. No rank is named where the stacks tell nothing.
+    """
+    odd = elsewhere({rank: one.text for rank, one in stacks.items()})
+    said = f"{failure.message.partition('; ')[0]}; {_differences(stacks, odd)}"
+    if not odd:
+        return replace(failure, rank=None, message=said, traceback="")
+    culprit = stacks[odd[0]]
+    return replace(
+        failure,
+        rank=odd[0],
+        node_rank=culprit.node_rank,
+        message=said,
+        traceback=culprit.text,
+    )
+
+
+def _differences(stacks: Mapping[int, CapturedStack], odd: tuple[int, ...]) -> str:
+    """Which ranks are elsewhere than most, and where; else where the first one is."""
+    where = {rank: str(place(one.text) or one.why) for rank, one in stacks.items()}
+    if odd:
+        return "; ".join(
+            f"rank {rank} differs from the other ranks: {where[rank]}" for rank in odd[:4]
+        )
+    rank = next(iter(stacks), None)
+    if rank is None:
+        return ""
+    if waits_for_others(stacks[rank].text):
+        return f"rank {rank} waits for other ranks: {where[rank]}"
+    return f"rank {rank}: {where[rank]}"

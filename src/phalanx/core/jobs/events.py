@@ -95,12 +95,16 @@ class ProfileRequested:
 
 @dataclass(frozen=True, slots=True)
 class StacksCaptured:
-    """One node has sent its ranks' stacks for a request."""
+    """One node has sent its ranks' stacks for a request.
+
+    Of a stalled generation, `failure` names the culprit among all nodes that have sent theirs.
+    """
 
     attempt: int
     generation: int
     node_rank: int
     request: int
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)

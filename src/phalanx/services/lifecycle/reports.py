@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.core.gang.failures import Failure
+from phalanx.core.gang.stalls import CapturedStack, with_culprit
 from phalanx.core.jobs import events as e
 from phalanx.core.reasons import Cause
 from phalanx.core.training.ledger import Consumed, merge
 from phalanx.errors import UserError
 from phalanx.schemas.wire import supervision as wire
 from phalanx.services.lifecycle.commit import LEAVING, Note
-from phalanx.store import jobs, lineage, supervisors, telemetry
+from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.lineage import LedgerSlice
 from phalanx.store.telemetry import LogSegment
@@ -187,9 +188,31 @@ def _stacks(inbox: Inbox, report: wire.StacksReport) -> None:
     data = report.model_dump(exclude={"kind", "seq", "generation"})
     data |= {"node_rank": inbox.node_rank, "at": inbox.ours(report.at)}
     inbox.events.append(Note("stacks", inbox.attempt, report.generation, data))
+    failure = _stall_over_all_nodes(inbox, report)
     inbox.events.append(
-        e.StacksCaptured(inbox.attempt, report.generation, inbox.node_rank, report.request)
+        e.StacksCaptured(inbox.attempt, report.generation, inbox.node_rank, report.request, failure)
     )
+
+
+def _stall_over_all_nodes(inbox: Inbox, report: wire.StacksReport) -> Failure | None:
+    """The stall that these stacks were asked for, compared with those of all other nodes; None: none."""
+    attempt = jobs.load(inbox.tx, inbox.job).job.attempt
+    if attempt is None or attempt.stall is None or attempt.generation != report.generation:
+        return None
+    notes = [
+        one
+        for one in events.of_job(inbox.tx, inbox.job, limit=100_000, kinds=("stacks",))
+        if (one.attempt, one.generation) == (attempt.num, attempt.generation)
+        and one.data["request"] in (0, attempt.stacks)
+    ]
+    found = {
+        row["rank"]: CapturedStack(one.data["node_rank"], row["text"], row["why"])
+        for one in notes
+        for row in one.data["ranks"]
+    }
+    for row in report.ranks:
+        found[row.rank] = CapturedStack(inbox.node_rank, row.text, row.why)
+    return with_culprit(attempt.stall, dict(sorted(found.items())))
 
 
 def _profile(inbox: Inbox, report: wire.ProfileReport) -> None:

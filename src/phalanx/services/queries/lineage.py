@@ -12,6 +12,7 @@ from phalanx.core.jobs.events import (
     RankFailed,
     RanksEnded,
     RanksStalled,
+    StacksCaptured,
     StopRequested,
 )
 from phalanx.core.jobs.model import Job, StopGoal
@@ -30,9 +31,13 @@ from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
 from phalanx.store.lineage import GenerationRow, LedgerSlice, RestoreRow
 
-_FAILED: dict[str, type[RankFailed] | type[RanksStalled] | type[RanksEnded]] = {
+_COMPARED = "stacks_captured"
+_FAILED: dict[
+    str, type[RankFailed] | type[RanksStalled] | type[StacksCaptured] | type[RanksEnded]
+] = {
     "rank_failed": RankFailed,
     "ranks_stalled": RanksStalled,
+    _COMPARED: StacksCaptured,
     "ranks_ended": RanksEnded,
 }
 _ENDINGS = (*_FAILED, "node_lost", "launch_failed", "stop_requested")
@@ -111,7 +116,8 @@ def restarts_of(endings: Sequence[StoredEvent], rows: Sequence[GenerationRow]) -
         if key[1] < 0:
             ours = [row.generation for row in rows if row.attempt == line.attempt]
             key = (line.attempt, max(ours, default=0))
-        if key not in failed:
+        # The stacks of all nodes may name another rank than those of the node that saw the stall.
+        if key not in failed or line.kind == _COMPARED:
             cause, message, at = said
             failed[key] = RestartView(
                 attempt=key[0],

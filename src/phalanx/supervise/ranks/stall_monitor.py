@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.core.gang.failures import Failure
-from phalanx.core.gang.stacks import elsewhere, place, waits_for_others
-from phalanx.core.gang.stalls import StallWatch
+from phalanx.core.gang.stalls import CapturedStack, StallWatch, with_culprit
 from phalanx.core.reasons import Cause
 from phalanx.kit.clock import Clock
 from phalanx.kit.units import format_duration
@@ -74,34 +73,9 @@ class StallMonitor:
         if self._ending() or self._watch.is_on:
             return  # a step was made in the meantime, or the ranks have come to an end
         self._report_stacks(0, found)
-        texts = {one.rank: one.text for one in found}
-        odd = elsewhere(texts)
-        rank = odd[0] if odd else None
-        failure = FailureReport.from_core(
-            Failure(
-                cause=Cause.STALLED,
-                rank=rank,
-                node_rank=self._node_rank,
-                at=self._clock.now(),
-                message=f"{said}; {_differences(found, odd)}",
-                traceback="" if rank is None else texts[rank],
-            )
-        )
+        node_rank = self._node_rank
+        failure = Failure(Cause.STALLED, None, node_rank, self._clock.now(), said)
+        stacks = {one.rank: CapturedStack(node_rank, one.text, one.why) for one in found}
+        reported = FailureReport.from_core(with_culprit(failure, stacks))
         number = self._generation
-        self._put(lambda seq: RanksStalledReport(seq=seq, generation=number, failure=failure))
-
-
-def _differences(found: list[RankStacks], odd: tuple[int, ...]) -> str:
-    """Which ranks are elsewhere than most, and where; else where the first one is."""
-    by_rank = {one.rank: one for one in found}
-    where = {rank: str(place(one.text) or one.why) for rank, one in by_rank.items()}
-    if odd:
-        return "; ".join(
-            f"rank {rank} differs from the other ranks: {where[rank]}" for rank in odd[:4]
-        )
-    rank = next(iter(by_rank), None)
-    if rank is None:
-        return ""
-    if waits_for_others(by_rank[rank].text):
-        return f"rank {rank} waits for other ranks: {where[rank]}"
-    return f"rank {rank}: {where[rank]}"
+        self._put(lambda seq: RanksStalledReport(seq=seq, generation=number, failure=reported))

@@ -42,6 +42,7 @@ def test_a_node_that_does_not_answer_is_waited_for_only_so_long():
     assert decide(job, overdue, NOW).ignored
     job = decide(job, overdue, wake_at(job)).job
     assert job.state is JobState.RECOVERING and wake_at(job) is None
+    assert job.reason.message == "no step for 5 s; nodes that have sent no stacks: 1"
 
 
 def test_a_death_in_between_is_the_cause_and_the_next_generation_knows_nothing():

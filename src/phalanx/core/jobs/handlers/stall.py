@@ -14,6 +14,7 @@ from phalanx.core.telemetry.profiles import RequestedProfile
 
 STACKS_WAIT_S = 10.0
 """Time limit for the stacks of a stalled generation, after which it is ended."""
+_SHOWN = 8
 
 
 def stacks_requested(job: Job, event: e.StacksRequested, now: int) -> Decision:
@@ -62,7 +63,11 @@ def stacks_captured(job: Job, event: e.StacksCaptured, now: int) -> Decision:
         return Decision(job, ignored="no stall waits for stacks")
     if event.request < attempt.stacks or event.node_rank in attempt.stacks_of:
         return Decision(job, ignored="those stacks are outdated or recorded already")
-    attempt = replace(attempt, stacks_of=(*attempt.stacks_of, event.node_rank))
+    attempt = replace(
+        attempt,
+        stall=event.failure or attempt.stall,
+        stacks_of=(*attempt.stacks_of, event.node_rank),
+    )
     return Decision(_end_if_complete(replace(job, attempt=attempt)))
 
 
@@ -81,4 +86,11 @@ def stacks_overdue(job: Job, event: e.StacksOverdue, now: int) -> Decision:
     attempt = live(job)
     if attempt.stall is None or attempt.failures or now < (attempt.stall_until or 0):
         return Decision(job, ignored="no wait for stacks has ended")
-    return Decision(record_failure(job, attempt.stall))
+    silent = [
+        rank
+        for rank, node in enumerate(attempt.nodes)
+        if node.phase is NodePhase.UP and rank not in attempt.stacks_of
+    ]
+    said = f"{attempt.stall.message}; nodes that have sent no stacks: "
+    said += ", ".join(map(str, silent[:_SHOWN])) + (" …" if len(silent) > _SHOWN else "")
+    return Decision(record_failure(job, replace(attempt.stall, message=said)))
