@@ -12,7 +12,7 @@ import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import phalanx
 from phalanx.checkpoint.catalog import list_checkpoints
@@ -145,14 +145,18 @@ def fill(
 def put_back(source: Path, manifest: Manifest, folder: Path) -> None:
     """Restore a folder to its state when `manifest` was committed at `source`.
 
-    Equal files are not touched. Newer files are moved to `.uncommitted` inside the folder. Raises
-    CheckpointCorrupt for a file that is not what the manifest says, OSError.
+    Equal files are not touched. Newer files are moved to `.uncommitted` inside the folder, and so are links
+    that stand where a folder was: nothing is written through them. Raises CheckpointCorrupt for a file that
+    is not what the manifest says, OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {entry.path: entry for entry in manifest.files}
     aside = folder / SET_ASIDE
     later = [name for name in look(folder) if name not in wanted]
+    later += sorted(_links_on_the_way(folder, wanted))
     if later:
+        if aside.is_symlink():
+            aside.unlink()
         shutil.rmtree(aside, ignore_errors=True)
     for name in later:
         _set_aside(folder / name, aside / name)
@@ -173,6 +177,17 @@ def put_back(source: Path, manifest: Manifest, folder: Path) -> None:
             os.replace(arriving, target)
         finally:
             arriving.unlink(missing_ok=True)
+
+
+def _links_on_the_way(folder: Path, wanted: Mapping[str, FileEntry]) -> set[str]:
+    """The outermost links of the folder that stand in the place of a folder of `wanted`."""
+    found: set[str] = set()
+    for name in wanted:
+        above = [parent for parent in reversed(PurePath(name).parents) if parent.parts]
+        link = next((one for one in above if (folder / one).is_symlink()), None)
+        if link is not None:
+            found.add(link.as_posix())
+    return found
 
 
 def _set_aside(path: Path, target: Path) -> None:

@@ -64,6 +64,26 @@ def test_without_the_check_a_restore_writes_outside(tmp_path: Path) -> None:
     assert (tmp_path / "home" / "out").read_bytes() == b"1234"
 
 
+@pytest.mark.parametrize("link", ["sub", "sub/deep"])
+def test_a_restore_does_not_write_through_a_link_in_the_folder(tmp_path: Path, link: str) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    (outside / "deep").mkdir(parents=True)
+    (outside / "deep" / "weights").write_bytes(b"old!")
+    path, forged = forge(tmp_path / "store", "sub/deep/weights")
+    (path / "sub/deep").mkdir(parents=True)
+    (path / "sub/deep/weights").write_bytes(b"1234")
+    (folder / link).parent.mkdir(parents=True)
+    (folder / link).symlink_to(outside)
+    (folder / folders.SET_ASIDE).symlink_to(outside)
+    folders.put_back(path, forged, folder)
+    assert (folder / "sub/deep/weights").read_bytes() == b"1234"
+    assert not (folder / "sub").is_symlink() and not (folder / link).is_symlink()
+    # What the link led to is as it was, and the link is not lost.
+    assert (outside / "deep" / "weights").read_bytes() == b"old!"
+    assert sorted(one.name for one in outside.rglob("*")) == ["deep", "weights"]
+    assert (folder / folders.SET_ASIDE / link).readlink() == outside
+
+
 def test_entries_with_ordinary_names_are_read_back() -> None:
     entry = FileEntry("a.b/..c/größe...", 1, "xxh3-128:00")
     assert (
