@@ -347,7 +347,7 @@ def test_a_manifest_cannot_write_outside_its_folder(tmp_path, evil):
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("uid", ["mine", ""], ids=["guarded", "without the guard"])
+@pytest.mark.parametrize("uid", ["mine", None], ids=["guarded", "without the guard"])
 def test_checkpoints_of_another_job_with_the_same_number_are_left_alone(tmp_path, uid):
     """A new home with the same store: its j-1 finds the copies of the other j-1."""
     store, there = far_folder(tmp_path), []

@@ -88,3 +88,22 @@ def test_a_run_that_was_committed_never_begins_in_an_empty_folder(tmp_path):
     assert not folder.exists()
     away.rename(folder)
     assert train(folder, epochs=3, PHALANX_RESUME_PATH=str(newest))[0] == 2
+
+
+@pytest.mark.leaves("the file of stacks stays open until the process ends")
+def test_a_job_of_another_database_with_the_same_number_takes_nothing_without_consent(tmp_path):
+    folder, report = tmp_path / "j-1", tmp_path / "report"
+    keep = {"PHALANX_JOB": "j-1", "PHALANX_CHECKPOINT_KEEP": '{"last": 1}'}
+    theirs, ours = f"{'7' * 32}-{'1' * 16}", f"{'5' * 32}-{'2' * 16}"
+    train(folder, **keep, PHALANX_JOB_UID=theirs)
+    left = {one.name for one in folder.iterdir()}
+    seen, _ = train(folder, report, **keep, PHALANX_JOB_UID=ours)
+    assert seen == 4
+    said = [one["message"] for one in written(report) if one["k"] == "warn"]
+    assert any("j-1 (database 77777777, job 11111111)" in one for one in said), said
+    assert left < {one.name for one in folder.iterdir()}
+    assert train(folder, **keep, PHALANX_JOB_UID=ours)[0] == 0  # its own
+    # With consent, and in runs outside the platform, any checkpoint of the folder is taken.
+    other = f"{'9' * 32}-{'3' * 16}"
+    assert train(folder, **keep, PHALANX_JOB_UID=other, PHALANX_CHECKPOINT_CONTINUE="1")[0] == 0
+    assert train(folder)[0] == 0

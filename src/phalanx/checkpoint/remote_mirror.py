@@ -23,7 +23,7 @@ from phalanx.checkpoint.catalog import CommittedCheckpoint, scan
 from phalanx.checkpoint.remote import CheckpointUpload, RemoteListing, fetch, look, remove, retain
 from phalanx.checkpoint.remote_store import ObjectStore, brief, open_store
 from phalanx.checkpoint.store_first.requests import WITHOUT_REPLY, StoreFirstRequests
-from phalanx.core.training.checkpoints import Keep, Manifest, expired
+from phalanx.core.training.checkpoints import Keep, Manifest, expired, is_of_job
 from phalanx.errors import (
     CheckpointCorrupt,
     CheckpointNotFound,
@@ -53,7 +53,7 @@ class Mirror:
         keep: Keep,
         emit: Emit,
         clock: Clock,
-        job_uid: str = "",
+        job_uid: str | None = None,
     ) -> None:
         self._store, self._local, self._keep = store, local, keep
         self._emit, self._clock = emit, clock
@@ -68,7 +68,7 @@ class Mirror:
         mine = {
             name: manifest
             for name, manifest in listing.good.items()
-            if not self._job_uid or manifest.job_uid == self._job_uid
+            if self._job_uid is None or manifest.job_uid == self._job_uid
         }
         others = len(listing.good) - len(mine)
         if others and not self._told:
@@ -79,10 +79,11 @@ class Mirror:
 
     def pending(self, listing: RemoteListing) -> list[CommittedCheckpoint]:
         """Checkpoints to upload, newest first, without those that retention would delete."""
-        here = scan(self._local).good
+        good = scan(self._local).good
+        here = [one for one in good if is_of_job(one.manifest, self._job_uid)]
         both = {one.manifest.name: one.manifest for one in here} | dict(listing.good)
         doomed = {manifest.name for manifest in expired(both, self._keep, self._clock.now())}
-        past = {*listing.good, *doomed, *self._refused}
+        past = {*self._known, *doomed, *self._refused}
         return [one for one in here if one.manifest.name not in past]
 
     def step(self) -> bool:
@@ -151,7 +152,7 @@ class Program:
         self._store = open_store(opening["url"], os.environ)  # noqa: TID251
         self._local = Path(opening["local"])
         keep, clock = Keep.from_json(opening["keep"]), SystemClock()
-        uid = os.environ.get("PHALANX_JOB_UID", "")  # noqa: TID251
+        uid = opening.get("job_uid")
         self._mirror = Mirror(self._store, self._local, keep, emit, clock, uid)
         self._parts = (
             StoreFirstRequests(self._store, opening, keep, emit, clock)

@@ -68,13 +68,25 @@ class RemoteTier(CheckpointTier):
 
     From another thread `tell` gets ("warn", {"message"}), ("uploading", {"name", "bytes"}), where it was
     given up with "failed", and ("uploaded", {"name", "bytes", "took_s"}).
-    The process has this one's environment, if none is given.
+    The process has this one's environment, if none is given. With `job_uid` checkpoints of other jobs are
+    neither listed nor deleted.
     """
 
     def __init__(
-        self, url: str, local: Path, keep: Keep, tell: Tell, env: Mapping[str, str] | None = None
+        self,
+        url: str,
+        local: Path,
+        keep: Keep,
+        tell: Tell,
+        env: Mapping[str, str] | None = None,
+        job_uid: str | None = None,
     ) -> None:
-        self._opening = {"url": url.rstrip("/"), "local": str(local), "keep": asdict(keep)}
+        self._opening = {
+            "url": url.rstrip("/"),
+            "local": str(local),
+            "keep": asdict(keep),
+            "job_uid": job_uid,
+        }
         self._tell, self._env = tell, env
         self._child: subprocess.Popen[bytes] | None = None
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()

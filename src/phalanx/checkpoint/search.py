@@ -110,6 +110,8 @@ class StartSearch:
             self._say(PhaseRecord("restoring"))
         if decision.message and decision.action is not StartAction.FAIL:
             self._warn(decision.message)
+        if decision.passed_over:
+            self._warn(decision.passed_over)
 
     def _warn(self, message: str) -> None:
         if message not in self._said:

@@ -1,5 +1,6 @@
 """A job whose checkpoint folder is away when its ranks start waits for it, or fails."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,32 @@ def test_a_folder_that_stays_away_fails_and_the_owner_may_begin_anew(
     view = platform.wait_state(job, "succeeded")
     assert view.progress.checkpoint_step == view.progress.high_water_step
     assert "without the checkpoints that it has" in platform.run("show", job, "--events").stdout
+
+
+def test_with_a_fresh_database_the_first_job_does_not_take_checkpoints_of_the_lost_one(
+    tmp_path: Path,
+):
+    """They come with a mount that was away when the control plane looked for numbers in use."""
+    platform, flags = Platform(tmp_path), ("--epochs=2", "--samples=48")
+    platform.up()
+    first = platform.submit(probe_spec(tmp_path / "one", *flags))
+    store = Path(platform.wait_state(first, "succeeded").checkpoint_dir)
+    platform.down()
+    for left in (platform.home / "db", platform.home / "jobs"):
+        shutil.rmtree(left)
+    kept = {one.name for one in store.iterdir()}
+    store.rename(tmp_path / "away")
+    platform.up()
+    try:
+        (tmp_path / "away").rename(store)
+        job = platform.submit(probe_spec(tmp_path / "two", *flags))
+        view = platform.wait_state(job, "succeeded")
+        assert (job, Path(view.checkpoint_dir)) == ("j-1", store)
+        said = platform.run("show", job, "--events").stdout
+    finally:
+        platform.down()
+    assert (tmp_path / "two").read_text() == (tmp_path / "one").read_text()
+    steps = [Path(f"{tmp_path}/{one}.steps").read_text().splitlines() for one in ("one", "two")]
+    assert len(steps[0]) == len(steps[1]) > 1, "the second job has trained from step 0"
+    assert "neither used nor deleted" in said and "--continue" in said
+    assert kept <= {one.name for one in store.iterdir()}

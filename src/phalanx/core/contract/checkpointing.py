@@ -140,5 +140,9 @@ class CheckpointPolicy:
     on_final_failure: str = variable(
         "PHALANX_CHECKPOINT_ON_FINAL_FAILURE", FINAL_FAILURES[0], final_failure
     )
+    #: 1: the job may continue from checkpoints of another job that are in its folder
+    continues: bool = variable(
+        "PHALANX_CHECKPOINT_CONTINUE", False, _switch, lambda on: str(int(on))
+    )
     #: a folder of the script's own that the supervisor commits, relative to its working directory
     directory: str | None = None

@@ -171,7 +171,7 @@ def _check_paths(paths: Sequence[str]) -> None:
 
 _COUNTS = ("step", "attempt", "generation", "commit", "created_at", "beginning", "threads")
 _TEXTS = ("name", "why", "strategy", "device", "root")
-_OPTIONAL_TEXTS = ("parent", "job")
+_OPTIONAL_TEXTS = ("parent", "job", "job_uid")
 _OBJECTS = ("mesh", "code", "versions", "metrics", "data")
 
 
@@ -295,6 +295,14 @@ def far_prefix(url: str) -> str:
     if "@" in rest or "?" in rest:
         raise ValueError("credentials and options come from the ranks' environment, not from here")
     return url.rstrip("/")
+
+
+def is_of_job(manifest: Manifest, job_uid: str | None) -> bool:
+    """Whether a job may take a checkpoint for its own. Earlier releases wrote none of these names.
+
+    `job_uid` None: a run outside the platform, or one that may continue from any job's.
+    """
+    return job_uid is None or manifest.job_uid in (None, job_uid)
 
 
 def line_of(manifest: Manifest, manifests: Mapping[str, Manifest]) -> str:

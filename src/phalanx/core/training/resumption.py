@@ -7,10 +7,10 @@ away, as a late mount, and a folder that is empty look the same. Pure: `checkpoi
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from phalanx.core.training.checkpoints import Manifest, lineages, step_of
+from phalanx.core.training.checkpoints import Manifest, is_of_job, lineages, step_of
 from phalanx.kit.units import format_duration
 
 AWAITING = "checkpoint"
@@ -44,11 +44,15 @@ class StartAction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StartDecision:
-    """What a start does next; `message` is for the user, and empty where all is as expected."""
+    """What a start does next; `message` is for the user, and empty where all is as expected.
+
+    `passed_over` says which checkpoints of other jobs are there; empty: none.
+    """
 
     action: StartAction
     order: tuple[Manifest, ...] = ()
     message: str = ""
+    passed_over: str = ""
 
 
 class StartWait:
@@ -56,7 +60,8 @@ class StartWait:
 
     `wanted` is the name of the newest checkpoint that the control plane knows; None: it knows none, or
     there is no control plane. Checkpoints from before `beginning` are passed over. `suits` selects those
-    that this kind of run can read.
+    that this kind of run can read. With `job_uid` those of other jobs are passed over: a job of another
+    database may have had the same number.
     """
 
     def __init__(
@@ -66,9 +71,10 @@ class StartWait:
         wait_s: float = DEFAULT_WAIT_S,
         beginning: int = 0,
         suits: Callable[[Manifest], bool] = lambda _manifest: True,
+        job_uid: str | None = None,
     ) -> None:
         self._place, self._wanted, self._wait_s = place, wanted, wait_s
-        self._beginning, self._suits = beginning, suits
+        self._beginning, self._suits, self._job_uid = beginning, suits, job_uid
         self._deadline_s: float | None = None
         self._failed: dict[str, str] = {}
         self._pausing = ""
@@ -79,6 +85,15 @@ class StartWait:
 
     def decide(self, found: FoundCheckpoints, now_s: float) -> StartDecision:
         """Decide after one look."""
+        there = found.manifests.values()
+        others = [one for one in there if not is_of_job(one, self._job_uid)]
+        if others:
+            mine = {one.name: one for one in there if is_of_job(one, self._job_uid)}
+            decision = self._decide(replace(found, manifests=mine), now_s)
+            return replace(decision, passed_over=self._of_others(others))
+        return self._decide(found, now_s)
+
+    def _decide(self, found: FoundCheckpoints, now_s: float) -> StartDecision:
         known = lineages(found.manifests, self._beginning)
         order = tuple(one for one in known if self._suits(one))
         lacking, self._pausing = self._pausing or self._lacking(found, known), ""
@@ -122,8 +137,24 @@ class StartWait:
             return f"checkpoints in {self._place} cannot be read{because}"
         return ""
 
+    def _of_others(self, others: Sequence[Manifest]) -> str:
+        names = sorted({_shown(one.job or "a job", one.job_uid or "") for one in others})
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        count = "a checkpoint" if len(others) == 1 else f"{len(others)} checkpoints"
+        mine = _shown("this job", self._job_uid or "")
+        return (
+            f"{self._place} has {count} of {', '.join(names[:_SHOWN])}{more}, not of {mine}: neither used"
+            " nor deleted; to continue from there, submit with --continue (checkpoint.continue: true)"
+        )
+
     def _all_quarantined(self, found: FoundCheckpoints) -> str:
         count = len(found.damaged)
         what = "the only checkpoint" if count == 1 else f"all {count} checkpoints"
         verb = "is" if count == 1 else "are"
         return f"{what} in {self._place} {verb} quarantined: the job begins anew, from step 0"
+
+
+def _shown(name: str, uid: str) -> str:
+    """A job with the database that it belongs to, both cut short: numbers of jobs recur."""
+    database, _, random = uid.rpartition("-")
+    return f"{name} (database {database[:8] or '?'}, job {random[:8]})"

@@ -127,14 +127,9 @@ class Checkpointing(Section):
     continues: Whether = Field(
         default=False,
         alias="continue",
-        description="The job begins with what `directory` holds; otherwise such a job is refused.",
+        description="The job begins with what `directory` holds; otherwise such a job is refused. It"
+        " also continues from checkpoints of a job of another database that had the same number.",
     )
-
-    @model_validator(mode="after")
-    def _has_folder(self) -> Checkpointing:
-        if self.continues and self.directory is None:
-            raise ValueError("`continue` needs `directory`, the folder to continue from")
-        return self
 
     def to_core(self) -> CheckpointPolicy:
         """The core value, the same for every rank of the first role."""
@@ -149,5 +144,6 @@ class Checkpointing(Section):
             key_file=None if key is None else key.key_file,
             wait_s=self.wait,
             on_final_failure=self.on_final_failure,
+            continues=self.continues,
             directory=self.directory,
         )

@@ -115,6 +115,7 @@ class CheckpointFolderConfig:
     lock: Path | None  # nodes that share the folder take turns; None: there is one node
     newest: str | None = None  # the newest checkpoint that the control plane knows
     wait_s: float = DEFAULT_WAIT_S  # how long a start waits for it
+    job_uid: str | None = None  # the job that checkpoints have to be of; None: of any
 
 
 @dataclass(slots=True)
@@ -154,7 +155,9 @@ class WatchedCheckpointFolder(CheckpointFolder):
             def report(kind: str, fields: Mapping[str, Any]) -> None:
                 self._report(records.make(kind, fields))
 
-            self._tier = RemoteTier(facts.far, facts.store, facts.keep, report, facts.env)
+            self._tier = RemoteTier(
+                facts.far, facts.store, facts.keep, report, facts.env, facts.job_uid
+            )
 
     @property
     def restored_step(self) -> int | None:
@@ -373,8 +376,8 @@ class WatchedCheckpointFolder(CheckpointFolder):
         Raises CheckpointMissing, OSError.
         """
         facts = self.facts
-        place, beginning = str(facts.store), facts.origin.beginning
-        wait = StartWait(place, facts.newest, facts.wait_s, beginning, _is_of_a_folder)
+        place, beginning, uid = str(facts.store), facts.origin.beginning, facts.job_uid
+        wait = StartWait(place, facts.newest, facts.wait_s, beginning, _is_of_a_folder, uid)
         search = CheckpointSearch(
             facts.store, wait, self._report, self._tier, quarantines=facts.commits
         )

@@ -396,11 +396,12 @@ def open_checkpoint_folder(
         keep=policy.keep,
         commits=assignment.node_rank == 0,
         far=policy.store,
-        env=assignment.env | ({"PHALANX_JOB_UID": gang.job.uid} if gang.job.uid else {}),
+        env=assignment.env,
         meeting=f"{orders.master_address}:{orders.master_port}",
         lock=restore_lock.lock_file(cwd, folder) if gang.world.num_nodes > 1 else None,
         newest=Path(orders.resume_path).name if orders.resume_path and gang.role.leads else None,
         wait_s=policy.wait_s,
+        job_uid=None if policy.continues else gang.job.uid or None,
     )
     outside = context.loop.call_from_outside
 

@@ -91,4 +91,10 @@ class SearchTurn:
 def wait_for(info: RankInfo, place: str, suits: Suits = lambda _manifest: True) -> StartWait:
     """Return the rules by which this rank's start waits for checkpoints."""
     wanted = None if info.resume_path is None else info.resume_path.name
-    return StartWait(place, wanted, info.checkpoint.wait_s, info.beginning, suits)
+    wait_s, uid = info.checkpoint.wait_s, own_uid(info)
+    return StartWait(place, wanted, wait_s, info.beginning, suits, uid)
+
+
+def own_uid(info: RankInfo) -> str | None:
+    """Return the unique name of the job that checkpoints have to be of; None: of any job."""
+    return None if info.checkpoint.continues else info.job_uid

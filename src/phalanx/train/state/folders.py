@@ -16,7 +16,7 @@ from phalanx import checkpoint
 from phalanx.checkpoint.folders import WHY, FolderOrigin, manifest_of
 from phalanx.checkpoint.search import CheckpointSearch
 from phalanx.core.contract.records import StepRecord, WarningRecord
-from phalanx.core.training.checkpoints import Manifest, checkpoint_name
+from phalanx.core.training.checkpoints import Manifest, checkpoint_name, is_of_job
 from phalanx.core.training.resumption import StartAction
 from phalanx.errors import (
     CheckpointCorrupt,
@@ -30,7 +30,7 @@ from phalanx.kit.text import random_hex
 from phalanx.train.gang import context
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report, report_to
-from phalanx.train.gang.search_turn import wait_for
+from phalanx.train.gang.search_turn import own_uid, wait_for
 from phalanx.train.state.committer import Committer
 
 _NO_COPIES = (
@@ -73,7 +73,7 @@ def save(
     try:
         for path in files:
             writer.add_file(path.relative_to(source).as_posix(), path)
-        parent = _parent(info.checkpoint_dir, step)
+        parent = _parent(info, info.checkpoint_dir, step)
         manifest = manifest_of(
             writer, step, _origin(info), dict(metrics or {}), clock.now(), parent
         )
@@ -118,7 +118,7 @@ def newest(checkpoint_dir: str | Path | None = None) -> tuple[Path, int] | None:
             return path, manifest.step
 
 
-def _parent(store: Path, step: int) -> Manifest | None:
+def _parent(info: RankInfo, store: Path, step: int) -> Manifest | None:
     """The checkpoint that this process continued from or saved last.
 
     A script that keeps its state elsewhere never asks for the newest one: it continues from what is here,
@@ -126,8 +126,9 @@ def _parent(store: Path, step: int) -> Manifest | None:
     """
     if store in _continued:
         return _continued[store]
-    found = checkpoint.resume_order(checkpoint.scan(store))[:1]
-    return next((one.manifest for one in found if one.manifest.step < step), None)
+    uid, here = own_uid(info), checkpoint.resume_order(checkpoint.scan(store))
+    found = [one.manifest for one in here if is_of_job(one.manifest, uid)][:1]
+    return next((one for one in found if one.step < step), None)
 
 
 def _info(checkpoint_dir: str | Path | None) -> RankInfo:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from phalanx import checkpoint
 from phalanx.checkpoint.search import CheckpointSearch
-from phalanx.core.training.checkpoints import FileEntry, Manifest
+from phalanx.core.training.checkpoints import FileEntry, Manifest, is_of_job
 from phalanx.errors import (
     CheckpointCorrupt,
     CheckpointNotFound,
@@ -19,7 +19,7 @@ from phalanx.kit.clock import Clock
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
-from phalanx.train.gang.search_turn import SearchTurn, wait_for
+from phalanx.train.gang.search_turn import SearchTurn, own_uid, wait_for
 from phalanx.train.state.checkpoint_reader import Restored, read_state, resume_differs
 from phalanx.train.state.storage import CheckpointStorage
 
@@ -74,8 +74,9 @@ class ResumeChoice:
         return self._turn
 
     def kept(self) -> list[Manifest]:
-        """Return the manifests of the committed checkpoints."""
-        return [one.manifest for one in checkpoint.list_checkpoints(self._store)]
+        """Return the manifests of the job's committed checkpoints."""
+        here = [one.manifest for one in checkpoint.list_checkpoints(self._store)]
+        return [one for one in here if is_of_job(one, own_uid(self._info))]
 
     def open(self, storage: CheckpointStorage) -> Restored | None:
         """Return the newest checkpoint of the head's lineage that was not tried yet.

@@ -15,6 +15,7 @@ from phalanx.core.contract.records import WarningRecord, make
 from phalanx.core.training.checkpoints import Manifest
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
+from phalanx.train.gang.search_turn import own_uid
 from phalanx.train.gang.shared_folder import Collectives, refusal, strangers
 
 UPLOAD_LIMIT_S = 600.0  # after the last step of a run that was not asked to stop
@@ -69,5 +70,5 @@ def storage_for(info: RankInfo, report: Report, channel: Collectives) -> Checkpo
         return CheckpointStorage(first, encryption, compression, first)
     tier: CheckpointTier = CheckpointTier()
     if info.is_main and url is not None:
-        tier = RemoteTier(url, folder, keep, tell)
+        tier = RemoteTier(url, folder, keep, tell, job_uid=own_uid(info))
     return CheckpointStorage(tier, encryption, compression)

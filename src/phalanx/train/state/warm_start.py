@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from phalanx import checkpoint
-from phalanx.core.training.checkpoints import FileEntry, Manifest
+from phalanx.core.training.checkpoints import FileEntry, Manifest, is_of_job
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, UserError
 from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.search_turn import own_uid
 
 
 def checkpoint_at(where: str | Path, info: RankInfo, flag: str) -> Path:
@@ -45,7 +46,10 @@ def adopt(where: str | Path, info: RankInfo, disk: checkpoint.Disk) -> None:
     store = info.checkpoint_dir
     if store is None:
         raise UserError("resume_from needs a folder for checkpoints", "set checkpoint_dir")
-    if not info.is_main or info.resume_path is not None or checkpoint.list_checkpoints(store):
+    if not info.is_main or info.resume_path is not None:
+        return
+    uid, here = own_uid(info), checkpoint.list_checkpoints(store)
+    if any(is_of_job(one.manifest, uid) for one in here):
         return
     path = checkpoint_at(where, info, "resume_from")
     try:

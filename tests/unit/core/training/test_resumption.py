@@ -134,3 +134,31 @@ def test_the_owners_new_beginning_waits_for_nothing_and_forgets_the_past():
 def test_checkpoints_of_another_kind_count_as_there_and_are_not_resumed_from():
     one = StartWait("/c", FOURTEEN.name, suits=lambda manifest: manifest.step == 9)
     assert steps(one.decide(found(NINE, FOURTEEN), 0.0)) == [9]
+
+
+OURS, THEIRS = f"{'5f' * 16}-{'1a' * 8}", f"{'77' * 16}-{'2b' * 8}"
+OLD = saved(14, attempt=2, root="step-00000003-00000000", job="j-1", job_uid=THEIRS)
+
+
+def test_checkpoints_of_a_job_of_another_database_are_passed_over_and_both_are_named():
+    mine = saved(9, job="j-1", job_uid=OURS)
+    one = StartWait("/c/j-1", mine.name, WAIT_S, job_uid=OURS)
+    decision = one.decide(found(OLD, mine), 0.0)
+    assert decision.action is StartAction.RESUME and steps(decision) == [9]
+    assert "j-1 (database 77777777, job 2b2b2b2b)" in decision.passed_over
+    assert "not of this job (database 5f5f5f5f, job 1a1a1a1a)" in decision.passed_over
+    assert "--continue" in decision.passed_over
+    # With nothing of its own the job begins; with the guard off it would go on from theirs.
+    assert StartWait("/c", None, job_uid=OURS).decide(found(OLD), 0.0).action is StartAction.BEGIN
+    assert steps(StartWait("/c", None).decide(found(OLD), 0.0)) == [14]
+
+
+def test_a_checkpoint_of_another_job_does_not_stand_for_the_one_that_is_waited_for():
+    one = StartWait("/c/j-1", NINE.name, WAIT_S, job_uid=OURS)
+    assert one.decide(found(OLD), 0.0).action is StartAction.WAIT
+    assert one.decide(found(OLD), WAIT_S).action is StartAction.FAIL
+
+
+def test_checkpoints_of_earlier_releases_have_no_such_name_and_are_taken():
+    decision = StartWait("/c", FOURTEEN.name, job_uid=OURS).decide(found(FOURTEEN), 0.0)
+    assert steps(decision) == [14] and decision.passed_over == ""

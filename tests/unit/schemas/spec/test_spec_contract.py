@@ -33,10 +33,8 @@ KEYS = {
     "directory": ("out/state", {"directory": "out/state"}),
     "wait": ("90s", {"wait_s": 90.0}),
     "on_final_failure": ("fail", {"on_final_failure": "fail"}),
-    # Only checked at submit: what a job's own restarts find does not depend on it.
-    "continue": (True, {"directory": "out"}),
+    "continue": (True, {"continues": True}),
 }
-NEEDS = {"continue": {"directory": "out"}}
 DEFAULT = {"every": SaveInterval(600.0), "keep": Keep(last=3)}
 
 
@@ -51,7 +49,7 @@ def test_every_key_of_the_section_has_a_case():
 @pytest.mark.parametrize("key", KEYS)
 def test_a_checkpoint_key_reaches_the_policy(key):
     written, changed = KEYS[key]
-    (role,) = contract(checkpoint={key: written, **NEEDS.get(key, {})}).roles
+    (role,) = contract(checkpoint={key: written}).roles
     assert role.checkpoint == CheckpointPolicy(**{**DEFAULT, **changed})
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from phalanx import checkpoint
 from phalanx.checkpoint.store_first.near_files import NearFile
 from phalanx.checkpoint.store_first.tier import StoreFirstTier
-from phalanx.core.training.checkpoints import FileEntry, Manifest
+from phalanx.core.training.checkpoints import FileEntry, Manifest, is_of_job
 from phalanx.errors import CheckpointCorrupt, NotFound
 from phalanx.kit.clock import Clock
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
-from phalanx.train.gang.search_turn import SearchTurn, wait_for
+from phalanx.train.gang.search_turn import SearchTurn, own_uid, wait_for
 from phalanx.train.state.checkpoint_reader import Restored, read_state, resume_differs
 from phalanx.train.state.storage import CheckpointStorage
 from phalanx.train.state.store_first.candidates import StoreCandidates
@@ -57,8 +57,9 @@ class StoreFirstChoice:
         self._turn.next()
 
     def kept(self) -> list[Manifest]:
-        """Return the manifests of the committed checkpoints, as `open` found them (rank 0)."""
-        return list(self._candidates.known.values())
+        """Return the manifests of the job's committed checkpoints, as `open` found them (rank 0)."""
+        uid = own_uid(self._info)
+        return [one for one in self._candidates.known.values() if is_of_job(one, uid)]
 
     def open(self, storage: CheckpointStorage) -> Restored | None:
         """Return the newest checkpoint that was not tried yet.
