@@ -1,10 +1,10 @@
 /* Refuses connections of strangers to the listening sockets of ranks.
  *
  * Loaded with LD_PRELOAD into the processes of a gang. Frameworks such as gloo, gRPC and Open MPI accept
- * whoever connects. This library closes a connection before the framework sees it unless
+ * every connection. This library closes a connection before the framework sees it unless
  *   - its other end is a socket of this machine that belongs to the same user, or to root, or
  *   - its other end is on another machine whose address is listed.
- * The kernel says to whom a socket belongs (inet_diag), so the other end sends nothing for it.
+ * The kernel tells the owner of a socket (inet_diag), so the other end sends nothing for it.
  *
  * PHALANX_ACCEPT         `gang`: ports that the kernel chose, and PHALANX_ACCEPT_PORTS; `all`: every port;
  *                        otherwise: the library does nothing
