@@ -149,6 +149,21 @@ def test_only_the_gang_that_is_next_makes_a_pool_grow(rig: Rig) -> None:
     assert far.wanted[-1] == ()  # the second one runs; nobody waits
 
 
+def test_a_pool_grows_by_nodes_that_a_gang_can_be_split_over(rig: Rig) -> None:
+    far = FarExecutor()
+    far.nodes = tuple(replace(FAR, id=f"future-{n}", closed="not started") for n in range(4))
+    object.__setattr__(rig.platform, "executor", far)
+    (size,) = {node.num_slots for node in far.nodes}
+    resources = {"accelerators": 4 * size}
+    num = rig.client.submit(SubmitRequest(spec=_spec("wide", resources, 60), owner="ada")).job.num
+    rig.turn()
+    scaling_step(rig.platform)
+    assert far.wanted[-1] == (GangShape(4, size, size),)
+    far.nodes = tuple(replace(node, closed="") for node in far.nodes)
+    rig.turn()
+    assert len(rig.job(num).nodes) == 4
+
+
 def _spec(name: str, resources: dict, priority: int) -> dict:
     return {
         "schema": 1,

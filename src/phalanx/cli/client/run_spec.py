@@ -12,7 +12,6 @@ from typing import Any
 
 from phalanx.cli.client.invocation import Invocation
 from phalanx.errors import Problem, SpecInvalid, UserError
-from phalanx.schemas.frameworks import framework, names
 from phalanx.schemas.spec.document import read_text, script_defaults, validate_spec
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.python import short_form
@@ -185,7 +184,7 @@ def _merge(defaults: Mapping[str, Any], flags: RunFlags) -> dict[str, Any]:
     if flags.nodes is not None:
         resources["nodes"] = flags.nodes
     if flags.ranks_per_node is not None:
-        resources |= _ranks(flags.ranks_per_node, flags, resources, data)
+        resources |= _ranks(flags.ranks_per_node, resources)
     if resources:
         data["resources"] = resources
     for key in ("name", "project", "max_duration", "priority", "framework"):
@@ -216,15 +215,11 @@ def _merge(defaults: Mapping[str, Any], flags: RunFlags) -> dict[str, Any]:
     return data
 
 
-def _ranks(
-    num: int, flags: RunFlags, resources: dict[str, Any], data: Mapping[str, Any]
-) -> dict[str, int]:
+def _ranks(num: int, resources: dict[str, Any]) -> dict[str, int]:
     """The resources for so many ranks: on each node where nodes are given, else in all."""
     per_rank = resources.get("slots_per_rank", 1)
     slots = num * (per_rank if isinstance(per_rank, int) else 1)
-    name = flags.framework or str(data.get("framework", "torch"))
-    fixed = "nodes" in resources or "roles" in data or num == 1
-    if fixed or name not in names() or framework(name).one_rank_per_node:
+    if "nodes" in resources or num == 1:
         return {"slots_per_node": slots}
     resources.pop("slots_per_node", None)
     return {"accelerators": slots}

@@ -101,6 +101,8 @@ class RoleContract:
     framework: str = "torch"
     slots_per_node: int = 1  # slots that the role holds on each node
     slots_per_rank: int = 1  # slots of each rank
+    #: each rank sees its own devices only, also where ranks have one slot
+    isolate_devices: bool = False
     #: CPUs that each node has to have; 0: the spec does not say
     cpus_per_node: int = 0
     #: memory that each node has to have; 0: the spec does not say

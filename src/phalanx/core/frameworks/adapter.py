@@ -51,9 +51,11 @@ class FrameworkAdapter:
         """The devices that a rank sees, of those of its node, and which of them is its first.
 
         With one slot for each rank all ranks see those of the node: scripts choose theirs by LOCAL_RANK,
-        as under torchrun. With several, and of MIG instances, each rank sees its own alone.
+        as under torchrun, unless the spec isolates devices. With several, and of MIG instances, each rank
+        sees its own alone.
         """
-        shared = self.rendezvous and role.slots_per_rank == 1 and not are_instances(devices)
+        isolated = role.isolate_devices or role.slots_per_rank > 1 or are_instances(devices)
+        shared = self.rendezvous and not isolated
         if self.one_rank_per_node or shared:
             return devices, 0 if self.one_rank_per_node else local_rank
         return own_devices(devices, local_rank, role.slots_per_rank), 0

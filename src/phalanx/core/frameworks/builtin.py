@@ -9,6 +9,7 @@ from typing import Any
 from phalanx.core.contract.gang import RankContract
 from phalanx.core.contract.job import RankCommand, RoleContract
 from phalanx.core.frameworks.adapter import FrameworkAdapter, register
+from phalanx.core.gang.devices import own_devices
 
 
 def _program(name: str, *options: str) -> list[str]:
@@ -25,14 +26,16 @@ class JaxFramework(FrameworkAdapter):
     def devices(
         self, devices: Sequence[str], local_rank: int, role: RoleContract
     ) -> tuple[Sequence[str], int]:
-        """All devices of the node: `JAX_LOCAL_DEVICE_IDS` names those of the rank."""
+        """All devices of the node, unless they are isolated: `JAX_LOCAL_DEVICE_IDS` names the rank's."""
+        if role.isolate_devices:
+            return own_devices(devices, local_rank, role.slots_per_rank), 0
         return devices, local_rank * role.slots_per_rank
 
     def defaults(
         self, rank: RankContract[Any], role: RoleContract, interface: str | None
     ) -> Mapping[str, str]:
         """The devices of the rank."""
-        first = rank.local_rank * role.slots_per_rank
+        first = 0 if role.isolate_devices else rank.local_rank * role.slots_per_rank
         devices = range(first, first + role.slots_per_rank)
         return {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, devices))}
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+DEFAULT_DEVICE_MEMORY_BYTES = 16 * 10**9
+"""Memory that an accelerator is taken to have where it is neither declared nor found."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -36,6 +39,12 @@ class Node:
     devices: tuple[str, ...] = ()  # identity of the device behind each slot; empty: CPU slots
     device_kind: str = ""  # cuda or rocm; empty: no devices of the machine are known
     closed_slots: tuple[tuple[int, str], ...] = ()  # (slot, reason) of slots that are not offered
+
+    @property
+    def planned_device_memory_bytes(self) -> int:
+        """Memory of each device that jobs may ask for; 16 GB where it is unknown, 0 for CPU slots."""
+        unknown = DEFAULT_DEVICE_MEMORY_BYTES if self.slot_type or self.devices else 0
+        return self.device_memory_bytes or unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +80,18 @@ class GangShape:
         """Slots of the whole gang."""
         return self.nodes * self.slots_per_node
 
-    def splits(self) -> tuple[GangShape, ...]:
-        """The same ranks spread evenly over more nodes, the fewest first; for a gang of one node."""
-        slots, ranks = self.slots_per_node, self.ranks_per_node
+    def splits(self, slots_per_rank: int) -> tuple[GangShape, ...]:
+        """The same slots spread evenly over more nodes, the fewest first; for a gang of one node.
+
+        A gang with one rank for all slots of its node, which starts processes itself, keeps that.
+        """
+        slots = self.slots_per_node
+        pieces = slots // slots_per_rank
+        each = self.ranks_per_node // pieces  # 0 where a rank stands for all slots of its node
         return tuple(
-            GangShape(nodes, slots // nodes, ranks // nodes)
-            for nodes in range(2, ranks + 1)
-            if ranks % nodes == 0
+            GangShape(nodes, slots // nodes, pieces // nodes if each else 1)
+            for nodes in range(2, pieces + 1)
+            if pieces % nodes == 0
         )
 
     @property

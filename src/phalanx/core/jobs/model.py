@@ -168,11 +168,12 @@ class JobPolicy:
 
     def parts(self, num_shares: int | None = None) -> tuple[Part, ...]:
         """The nodes of each role in a placement of `num_shares` shares; None: at full size."""
-        shape = self.shape if num_shares is None else self.shape_on(num_shares)
+        others = sum(role.nodes for role in self.roles)
+        shape = self.shape if num_shares is None else self.shape_on(num_shares - others)
         return parts_of(self.role, shape, self.roles, num_shares)
 
     def shape_on(self, num_nodes: int) -> GangShape:
-        """The shape of the gang on so many nodes, where it may be split; else the one at full size."""
+        """The shape of the first role on so many nodes, where it may be split; else at full size."""
         return next((one for one in self.splits if one.nodes == num_nodes), self.shape)
 
 

@@ -38,7 +38,9 @@ class NodeTraits(Section):
     """Traits that a pool sets for all of its nodes and that a node may override."""
 
     slot_type: Name | None = optional("Accelerator model, such as H100; jobs request it by name.")
-    device_memory: Size | None = optional("Memory of each slot's device.")
+    device_memory: Size | None = optional(
+        "Memory of each slot's device; absent: as found, or 16GB where only a model is known."
+    )
     cpus: WholeFromOne | None = optional("CPUs of the node; absent: the machine's.")
     memory: Size | None = optional("Memory of the node; absent: the machine's.")
     interconnect: Name | None = optional(

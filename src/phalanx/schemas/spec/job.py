@@ -394,7 +394,9 @@ class JobSpec(Section):
             min_nodes=None if first.need.nodes.is_number else first.need.nodes.low,
             role=first.name,
             roles=tuple(one.to_core() for one in others),
-            splits=() if first.need.accelerators is None else first.shape.splits(),
+            splits=()
+            if first.need.accelerators is None
+            else first.shape.splits(first.need.slots_per_rank),
         )
 
     def to_contract(self) -> JobContract:
@@ -419,6 +421,7 @@ class JobSpec(Section):
             framework=plan.framework,
             slots_per_node=plan.need.slots_per_node,
             slots_per_rank=plan.need.slots_per_rank,
+            isolate_devices=plan.need.isolate_devices,
             cpus_per_node=plan.cpus_per_node,
             memory_per_node_bytes=0 if plan.need.memory is None else plan.need.memory.low,
             reference_world=plan.shape.world_size,

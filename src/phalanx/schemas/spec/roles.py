@@ -76,6 +76,11 @@ class Resources(Section):
         description="Slots on each node: GPUs, or CPU worker places where a pool has no GPUs.",
     )
     slots_per_rank: Slots = Field(default=1, description="Slots that one rank uses.")
+    isolate_devices: Whether = Field(
+        default=False,
+        description="Each rank sees its own devices only, numbered from 0; otherwise ranks with one slot "
+        "see all devices of the job on their node, as under torchrun.",
+    )
     accelerators: Slots | None = optional(
         "Slots in all, instead of nodes and slots_per_node: placed on one node, else split evenly."
     )

@@ -96,7 +96,27 @@ def check_supported(spec: JobSpec) -> list[Problem]:
     ]
     if spec.run is None and not spec.roles:
         problems.append(Problem("run", "is required: the command of every rank"))
-    return problems + _inputs(spec) + _in_all(spec) + _role_problems(spec) + _strategy(spec)
+    return (
+        problems
+        + _inputs(spec)
+        + _in_all(spec)
+        + _role_problems(spec)
+        + _strategy(spec)
+        + _devices(spec)
+    )
+
+
+def _devices(spec: JobSpec) -> list[Problem]:
+    """Devices to be isolated where the framework starts the processes that use them."""
+    problems = []
+    for plan in spec.plans:
+        if plan.need.isolate_devices and framework(plan.framework).one_rank_per_node:
+            at = f"roles.{plan.name}." if plan.name in spec.roles else ""
+            said = (
+                f"is not possible with {plan.framework}, which divides the devices of a node itself"
+            )
+            problems.append(Problem(f"{at}resources.isolate_devices", said))
+    return problems
 
 
 def _inputs(spec: JobSpec) -> list[Problem]:
@@ -130,18 +150,13 @@ def _strategy(spec: JobSpec) -> list[Problem]:
 
 def _in_all(spec: JobSpec) -> list[Problem]:
     """What speaks against slots that are given in all."""
-    found = []
-    for plan in spec.plans:
-        at = f"roles.{plan.name}." if plan.name in spec.roles else ""
-        said = ""
-        if plan.need.accelerators is not None and spec.roles:
-            said = "not supported in a gang with several roles"
-        elif plan.need.accelerators is not None and framework(plan.framework).one_rank_per_node:
-            said = f"not supported with {plan.framework}, which starts one process on each node"
-        if said:
-            path = f"{at}resources.accelerators"
-            found.append(Problem(path, f"{said}; write nodes and slots_per_node"))
-    return found
+    _, *others = spec.plans
+    said = "supported for the first role only; write nodes and slots_per_node"
+    return [
+        Problem(f"roles.{plan.name}.resources.accelerators", said)
+        for plan in others
+        if plan.need.accelerators is not None
+    ]
 
 
 def _role_problems(spec: JobSpec) -> list[Problem]:

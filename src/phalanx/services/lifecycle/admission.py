@@ -123,6 +123,10 @@ def _unfit(spec: JobSpec, plan: RolePlan, at: str, usable: Nodes, where: str) ->
 _Requirement = tuple[Callable[[Node], bool], str, str, Callable[[Nodes], str]]
 
 
+def _largest_device(nodes: Nodes) -> str:
+    return format_size(max(node.planned_device_memory_bytes for node in nodes))
+
+
 def _requirements(demand: Demand) -> list[_Requirement]:
     """Requirements other than size: a test for nodes that do not meet it, path, value, explanation."""
     found: list[_Requirement] = []
@@ -138,10 +142,10 @@ def _requirements(demand: Demand) -> list[_Requirement]:
     if demand.device_memory_bytes:
         found.append(
             (
-                lambda n: n.device_memory_bytes < demand.device_memory_bytes,
+                lambda n: n.planned_device_memory_bytes < demand.device_memory_bytes,
                 "resources.accelerator_memory",
                 format_size(demand.device_memory_bytes),
-                lambda ns: f"the largest has {format_size(max(n.device_memory_bytes for n in ns))}",
+                lambda ns: f"the largest has {_largest_device(ns)}",
             )
         )
     if demand.memory_per_node_bytes:

@@ -6,6 +6,7 @@ Gangs further back may fit without new nodes or be cancelled, and unused nodes c
 from __future__ import annotations
 
 from phalanx.core.gang.placement import GangShape
+from phalanx.core.jobs.model import JobPolicy
 from phalanx.core.reasons import ReasonCode
 from phalanx.executors.protocol import ScalableExecutor
 from phalanx.services.platform import Platform
@@ -26,7 +27,9 @@ def scaling_step(platform: Platform) -> None:
         if upcoming is None:
             executor.want(pool, ())
         else:
-            executor.want(pool, [*_running(holding, pool), *_shapes(upcoming)])
+            sizes = [node.num_slots for node in executor.inventory() if node.pool == pool]
+            next_shapes = _asked(upcoming.job.policy, max(sizes, default=0))
+            executor.want(pool, [*_running(holding, pool), *next_shapes])
 
 
 def _next(waiting: list[StoredJob], pool: str) -> StoredJob | None:
@@ -49,18 +52,24 @@ def _running(holding: list[StoredJob], pool: str) -> list[GangShape]:
         shape
         for stored in holding
         if stored.job.attempt is not None and stored.job.attempt.placement.pool == pool
-        for shape in _shapes(stored)
+        for shape in _held(stored)
     ]
 
 
-def _shapes(stored: StoredJob) -> list[GangShape]:
-    """The parts of a gang that want slots."""
-    terms = stored.job.policy
-    if stored.job.attempt is not None:
-        parts = stored.job.parts_now()
-        return [
-            GangShape(part.num_nodes, part.slots_per_node, part.ranks_per_node)
-            for part in parts
-            if part.slots_per_node
-        ]
-    return [shape for shape in (terms.shape, *terms.roles) if shape.slots_per_node]
+def _held(stored: StoredJob) -> list[GangShape]:
+    """The parts of a running gang that hold slots."""
+    return [
+        GangShape(part.num_nodes, part.slots_per_node, part.ranks_per_node)
+        for part in stored.job.parts_now()
+        if part.slots_per_node
+    ]
+
+
+def _asked(policy: JobPolicy, most_slots: int) -> list[GangShape]:
+    """The parts of a waiting gang that want slots.
+
+    One that may be split has the fewest nodes that a node with `most_slots`, the pool's largest, allows.
+    """
+    shapes = (policy.shape, *policy.splits)
+    first = next((one for one in shapes if one.slots_per_node <= most_slots), policy.shape)
+    return [shape for shape in (first, *policy.roles) if shape.slots_per_node]

@@ -143,6 +143,8 @@ def test_jax_finds_its_gang_where_it_looks():
     assert (env["OMPI_COMM_WORLD_RANK"], env["OMPI_COMM_WORLD_SIZE"]) == ("5", "6")
     assert (env["OMPI_COMM_WORLD_LOCAL_RANK"], env["JAX_LOCAL_DEVICE_IDS"]) == ("2", "4,5")
     assert "tcp://10.0.0.1:" in env["OMPI_MCA_orte_hnp_uri"]
+    alone = gang(framework="jax", slots_per_rank=2, isolate_devices=True)
+    assert environment(alone, 1, 2, FILES)["JAX_LOCAL_DEVICE_IDS"] == "0,1"
     own = gang(framework="jax", env={"JAX_LOCAL_DEVICE_IDS": "0"})
     assert environment(own, 1, 2, FILES)["JAX_LOCAL_DEVICE_IDS"] == "0"
 

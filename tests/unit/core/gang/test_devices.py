@@ -168,8 +168,13 @@ class TestSharedOut:
         assert second.closed_slots == ((1, "its device is lost"),)
 
 
-def seen(name, local_rank, devices, per_rank=1, env=None, kind="cuda"):
-    role = RoleContract(name="w", command=RankCommand(("true",)), slots_per_rank=per_rank)
+def seen(name, local_rank, devices, per_rank=1, env=None, kind="cuda", isolate=False):
+    role = RoleContract(
+        name="w",
+        command=RankCommand(("true",)),
+        slots_per_rank=per_rank,
+        isolate_devices=isolate,
+    )
     setting = NodeSetting(env=env or {}, cpus=1, devices=devices, device_kind=kind)
     return select_devices(dict(env or {}), framework(name), role, local_rank, setting)
 
@@ -191,6 +196,12 @@ class TestVariables:
 
     def test_ranks_without_a_rendezvous_see_their_own_device(self):
         assert seen("none", 3, self.FOUR)["CUDA_VISIBLE_DEVICES"] == "GPU-3"
+
+    @pytest.mark.parametrize("name", ["torch", "horovod", "jax"])
+    @pytest.mark.parametrize(("per_rank", "devices"), [(1, "GPU-1"), (2, "GPU-2,GPU-3")])
+    def test_ranks_with_isolated_devices_see_their_own(self, name, per_rank, devices):
+        env = seen(name, 1, self.FOUR, per_rank, isolate=True)
+        assert env == {"CUDA_VISIBLE_DEVICES": devices, "PHALANX_LOCAL_DEVICE": "0"}
 
     def test_a_rank_sees_one_mig_instance(self):
         env = seen("torch", 1, ("MIG-a", "MIG-b"))

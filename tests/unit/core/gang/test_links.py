@@ -36,9 +36,15 @@ def test_each_pair_across_nodes_costs_one_over_the_smaller_bandwidth():
 
 
 def test_ranks_are_split_evenly():
-    assert GangShape(1, 12, 6).splits() == (
+    assert GangShape(1, 12, 6).splits(2) == (
         GangShape(2, 6, 3),
         GangShape(3, 4, 2),
         GangShape(6, 2, 1),
     )
-    assert GangShape(1, 1, 1).splits() == ()
+    assert GangShape(1, 1, 1).splits(1) == ()
+
+
+def test_slots_of_a_launcher_on_each_node_are_split_evenly():
+    """Such as `mpirun`, which is one rank of the platform for all slots of its node."""
+    assert GangShape(1, 12, 1).splits(4) == (GangShape(3, 4, 1),)
+    assert GangShape(1, 4, 1).splits(4) == ()

@@ -40,13 +40,27 @@ def test_a_shape_beside_slots_in_all_is_refused(other):
         spec(resources={"accelerators": 16, **other})
 
 
-def test_frameworks_with_one_process_on_a_node_and_roles_are_refused():
-    assert (
-        "starts one process on each node"
-        in problems(framework="mpi", resources={"accelerators": 4})[0]
-    )
-    found = problems(roles={"server": {"run": "true"}}, resources={"accelerators": 4})
-    assert any("several roles" in one for one in found)
+def test_a_framework_with_a_launcher_on_each_node_may_be_split():
+    policy = spec(framework="mpi", resources={"accelerators": 4}).to_policy()
+    assert policy.splits == (GangShape(2, 2, 1), GangShape(4, 1, 1))
+
+
+def test_the_first_of_several_roles_may_be_split_and_no_other():
+    roles = {"server": {"run": "true", "resources": {"slots_per_node": 0}}}
+    policy = spec(roles=roles, resources={"accelerators": 4}).to_policy()
+    assert policy.splits == (GangShape(2, 2, 2), GangShape(4, 1, 1))
+    assert problems(roles=roles, resources={"accelerators": 4}) == []
+    roles["server"]["resources"] = {"accelerators": 2}
+    (found,) = problems(roles=roles)
+    assert "roles.server.resources.accelerators: supported for the first role only" in found
+
+
+def test_isolated_devices_reach_the_ranks():
+    (role,) = spec(resources={"isolate_devices": True}).to_contract().roles
+    assert role.isolate_devices
+    assert not spec().to_contract().roles[0].isolate_devices
+    (found,) = problems(framework="mpi", resources={"isolate_devices": True})
+    assert "resources.isolate_devices: is not possible with mpi" in found
 
 
 def test_communication_reaches_the_planner():
@@ -69,7 +83,7 @@ class TestRanksOfRun:
         found = _merge({}, RunFlags(ranks_per_node=8, nodes=2))["resources"]
         assert found == {"nodes": 2, "slots_per_node": 8}
 
-    @pytest.mark.parametrize("name", ["mpi", "ray", "unknown"])
-    def test_other_frameworks_keep_the_shape(self, name):
+    @pytest.mark.parametrize("name", ["mpi", "ray"])
+    def test_launchers_on_each_node_may_be_split_too(self, name):
         flags = RunFlags(ranks_per_node=4, framework=name)
-        assert _merge({}, flags)["resources"] == {"slots_per_node": 4}
+        assert _merge({}, flags)["resources"] == {"accelerators": 4}

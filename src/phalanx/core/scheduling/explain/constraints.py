@@ -21,6 +21,7 @@ from phalanx.core.scheduling.model.planning_input import US, QueuedJob
 from phalanx.core.scheduling.stages.entitlement import entitle
 from phalanx.core.scheduling.stages.reasons import over_limit
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
+from phalanx.kit.units import format_size
 
 _MANY = 4
 
@@ -153,8 +154,8 @@ def _demands(job: QueuedJob) -> list[tuple[str, Callable[[Node], bool]]]:
         ),
         (f"has {need} slots", lambda n: n.num_slots >= need),
         (
-            f"has devices with {job.device_memory_bytes >> 30} GB",
-            lambda n: n.device_memory_bytes >= job.device_memory_bytes,
+            f"has devices with {format_size(job.device_memory_bytes)}",
+            lambda n: n.planned_device_memory_bytes >= job.device_memory_bytes,
         ),
         (
             "is free of taints that the job does not tolerate",

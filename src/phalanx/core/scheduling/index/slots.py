@@ -326,7 +326,7 @@ def _group_key(node: Node) -> GroupKey:
         node.pool,
         node.slot_type,
         node.num_slots,
-        node.device_memory_bytes,
+        node.planned_device_memory_bytes,
         node.taints,
         node.price_per_slot_hour,
         node.hazard_per_hour,

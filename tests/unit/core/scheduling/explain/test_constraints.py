@@ -87,7 +87,7 @@ class TestNodes:
         ("asked", "text", "need", "have"),
         [
             ({"slot_type": "H100"}, "no node is of slot type H100", 1, 4),
-            ({"device_memory_bytes": 80 * GB}, "no node has devices with 80 GB", 1, 4),
+            ({"device_memory_bytes": 80 * 10**9}, "no node has devices with 80.0 GB", 1, 4),
             ({"selector": (("a", "b"), ("c", "d"))}, "no node has the labels a=b, c=d", 1, 4),
             ({"required": "row"}, "no node has a row in its topology", 1, 4),
             (

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.gang.placement import GangShape, Node
+from phalanx.core.gang.placement import GangShape, Node, RoleShape
+from phalanx.core.jobs.model import JobPolicy
 from phalanx.core.scheduling import PlanningInput, QueuedJob, fits_ever, plan
 from phalanx.core.scheduling.model.durations import History
 from phalanx.core.scheduling.stages.preference import Preferences
@@ -23,7 +24,7 @@ def job(nodes, slots, **more):
 
 def split(num, **more):
     shape = GangShape(1, num, num)
-    return QueuedJob(1, shape, 50, 1, splits=shape.splits(), **more)
+    return QueuedJob(1, shape, 50, 1, splits=shape.splits(1), **more)
 
 
 def start(nodes, one, held=()):
@@ -90,13 +91,25 @@ class TestShapes:
         assert set(start(nodes, split(16), full)) == {one.id for one in fast}
 
     def test_a_gang_has_the_shape_of_its_placement(self):
-        from phalanx.core.jobs.model import JobPolicy
-
         shape = GangShape(1, 16, 8)
-        policy = JobPolicy(shape, splits=shape.splits())
+        policy = JobPolicy(shape, splits=shape.splits(2))
         (part,) = policy.parts(4)
         assert (part.num_nodes, part.ranks_per_node, part.slots_per_node) == (4, 2, 4)
         assert {policy.parts(n)[0].world_size for n in (1, 2, 4, 8)} == {8}
+
+    def test_the_nodes_of_other_roles_do_not_change_the_first_ones_shape(self):
+        shape = GangShape(1, 8, 8)
+        server = RoleShape(2, 0, 1, name="server")
+        policy = JobPolicy(shape, roles=(server,), splits=shape.splits(1))
+        first, second = policy.parts(6)
+        assert (first.num_nodes, first.slots_per_node, first.ranks_per_node) == (4, 2, 2)
+        assert (second.first_node, second.num_nodes, second.first_rank) == (4, 2, 8)
+
+    def test_a_gang_with_roles_is_split_where_no_node_holds_it(self):
+        server = RoleShape(1, 0, 1, name="server")
+        nodes = [node(f"n{i}", 4, bandwidth_gbps=100.0) for i in range(2)]
+        assert set(start(nodes, split(8, roles=(server,)))) == {"n0", "n1"}
+        assert start(nodes, split(16, roles=(server,))) is None
 
 
 def _all_of(name, slots):

@@ -65,6 +65,10 @@ class TestKinds:
             ({"slot_type": "H100"}, {"slot_type": "H100"}, True),
             ({"device_memory_bytes": 8}, {"device_memory_bytes": 7}, False),
             ({"device_memory_bytes": 8}, {"device_memory_bytes": 8}, True),
+            # An accelerator of unknown memory counts as one of 16 GB; CPU slots have none.
+            ({"device_memory_bytes": 16 * 10**9}, {"slot_type": "T4"}, True),
+            ({"device_memory_bytes": 16 * 10**9 + 1}, {"slot_type": "T4"}, False),
+            ({"device_memory_bytes": 1}, {}, False),
             ({}, {"taints": ("spot",)}, False),
             ({"tolerates": ("spot", "x")}, {"taints": ("spot",)}, True),
             ({"tolerates": ("spot",)}, {"taints": ("spot", "x")}, False),
