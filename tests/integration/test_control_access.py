@@ -108,8 +108,21 @@ def test_what_another_server_of_this_machine_gets_from_the_browser_submits_nothi
 def test_a_session_ends(rig: Rig) -> None:
     first, second = session(rig), session(rig)
     assert first != second and status(rig, "GET", "/", first) == 200
-    rig.clock.advance(12 * 3600 + 1)
-    assert status(rig, "GET", "/", first) == 401
+    for _ in range(23):  # used, it goes on for longer than it would idle
+        rig.clock.advance(30 * 60 - 61)
+        assert status(rig, "GET", "/", first) == 200
+    assert status(rig, "GET", "/", second) == 401
+    rig.clock.advance(29 * 60)
+    assert status(rig, "GET", "/", first) == 200
+    rig.clock.advance(26 * 60)
+    assert status(rig, "GET", "/", first) == 401, "after twelve hours it ends however it is used"
+
+
+def test_all_sessions_are_ended_at_once(rig: Rig) -> None:
+    found = [session(rig), session(rig)]
+    assert rig.client.end_sessions() == 2
+    assert [status(rig, "GET", "/", one) for one in found] == [401, 401]
+    assert rig.client.end_sessions() == 0
 
 
 def test_a_link_ends_and_is_no_token(rig: Rig) -> None:
@@ -117,11 +130,31 @@ def test_a_link_ends_and_is_no_token(rig: Rig) -> None:
     ticket = link.partition("ticket=")[2]
     assert TOKEN not in link
     assert status(rig, "GET", "/api/v1/info", {"Authorization": f"Bearer {ticket}"}) == 401
-    forged = f"{int(ticket.partition('.')[0]) + 1}.{ticket.partition('.')[2]}"
-    assert status(rig, "GET", f"/login?ticket={forged}", {}) == 401
-    assert status(rig, "GET", f"/login?ticket={ticket}", {}) == 303
-    rig.clock.advance(12 * 3600 + 1)
+    expires, rest = ticket.split(".", 1)
+    for forged in (
+        f"{int(expires) + 1}.{rest}",
+        f"{expires}.0{rest[1:]}x",
+        "x",
+        f"{expires}.",
+        ".",
+    ):
+        assert status(rig, "GET", f"/login?ticket={forged}", {}) == 401
+    rig.clock.advance(15 * 60 + 1)
     assert status(rig, "GET", f"/login?ticket={ticket}", {}) == 401
+
+
+def test_a_link_opens_one_session(rig: Rig) -> None:
+    link = rig.client.login_link().removeprefix(URL)
+    with browse(rig) as http:
+        assert http.get(link).status_code == 303
+        kept = dict(http.cookies)
+        again = http.get(link)  # the same browser, as after a reload
+        assert (again.status_code, dict(http.cookies)) == (303, kept)
+        assert "set-cookie" not in again.headers
+    assert status(rig, "GET", link, {}) == 401
+    rig.clock.advance(60)
+    assert status(rig, "GET", link, {}) == 401
+    assert status(rig, "GET", rig.client.login_link().removeprefix(URL), {}) == 303
 
 
 def test_signing_in_and_out_by_form(rig: Rig) -> None:

@@ -11,6 +11,7 @@ from phalanx.core.contract.access import Scope
 from phalanx.schemas.api.body import HelloRequest, HelloResponse, InfoView
 from phalanx.schemas.api.credentials import (
     CreateTokenRequest,
+    EndedSessions,
     LoginLink,
     TokenCreated,
     TokenView,
@@ -141,8 +142,12 @@ class PhalanxClient(JobCalls):
         self._delete(f"{V1}/tokens/{id}")
 
     def login_link(self) -> str:
-        """A link that opens the pages in a browser for some hours, without a token in it."""
+        """A link that opens the pages in one browser, within 15 minutes, without a token in it."""
         return self.url + self._post(f"{V1}/tokens/login-links", None, LoginLink).path
+
+    def end_sessions(self) -> int:
+        """End the sessions of all browsers; returns their number. Needs the scope admin."""
+        return self._post(f"{V1}/tokens/end-sessions", None, EndedSessions).count
 
     def why(self, num: int) -> WhyView:
         """Explain why a job waits, runs or was preempted. Raises NotFound."""

@@ -133,7 +133,7 @@ def _publisher(
         if not detached:
             print(f"Phalanx {__version__} at {url} (home {home.root})", flush=True)  # noqa: T201
             ticket = login_ticket(token, SystemClock().now())
-            print(f"  pages: {url}/login?ticket={ticket}", flush=True)  # noqa: T201
+            print(f"  pages: {url}/login?ticket={ticket} (once, within 15 minutes)", flush=True)  # noqa: T201
             print("  Ctrl-C stops it; running jobs continue.", flush=True)  # noqa: T201
 
     return publish

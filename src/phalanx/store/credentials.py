@@ -12,14 +12,18 @@ from phalanx.store.tables import credentials
 
 TOKEN = "token"
 SESSION = "session"
+TICKET = "ticket"
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """One token, or one session of a browser; `parent` is the token that opened the session."""
+    """One token, one session of a browser, or one ticket of a link that has been used.
+
+    `parent` is the token that opened the session.
+    """
 
     id: str  # random, shown in lists
-    kind: str  # TOKEN or SESSION
+    kind: str  # TOKEN, SESSION or TICKET
     name: str  # chosen by its creator
     scopes: Sequence[str]  # values of core.contract.access.Scope
     hash: str  # SHA-256 of the value
@@ -57,6 +61,18 @@ def remove(tx: Tx, id: str) -> None:
     """Delete a token or session, and the sessions that the token opened."""
     here = credentials.c
     tx.conn.execute(credentials.delete().where(or_(here.id == id, here.parent == id)))
+
+
+def remove_sessions(tx: Tx) -> int:
+    """Delete all sessions; returns their number."""
+    return tx.conn.execute(credentials.delete().where(credentials.c.kind == SESSION)).rowcount
+
+
+def set_end(tx: Tx, id: str, expires_at: int) -> None:
+    """Change when a credential expires, in microseconds UTC."""
+    tx.conn.execute(
+        credentials.update().where(credentials.c.id == id).values(expires_at=expires_at)
+    )
 
 
 def drop_expired(tx: Tx, now: int) -> None:

@@ -54,6 +54,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "rotate_token": lambda c: c.rotate_token("a"),
     "revoke_token": lambda c: c.revoke_token("a"),
     "login_link": lambda c: c.login_link(),
+    "end_sessions": lambda c: c.end_sessions(),
 }
 
 

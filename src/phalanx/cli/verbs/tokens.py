@@ -26,7 +26,8 @@ TokenId = Annotated[str, typer.Argument(metavar="ID", help="Id of the token, fro
 token_app = typer.Typer(
     name="token",
     no_args_is_help=True,
-    help="Tokens with scopes: create, list, revoke, rotate; a link to the pages: login.",
+    help="Tokens with scopes: create, list, revoke, rotate; a link to the pages: login; the end of all"
+    " sessions of browsers: logout.",
 )
 
 
@@ -83,9 +84,17 @@ def rotate(ctx: typer.Context, token: TokenId = "admin", json: AsJson = False) -
 
 @token_app.command()
 def login(ctx: typer.Context) -> None:
-    """Print a link that opens the pages in a browser, for twelve hours. It holds no token."""
+    """Print a link that opens the pages in one browser, within 15 minutes. It holds no token."""
     with connected(ctx) as client:
         print(client.login_link())
+
+
+@token_app.command()
+def logout(ctx: typer.Context) -> None:
+    """End the sessions of all browsers, for example when a cookie may have been read by others."""
+    with connected(ctx) as client:
+        count = client.end_sessions()
+    output.note(f"ended {count} session{'s' if count != 1 else ''}")
 
 
 def _scope(text: str) -> Scope:

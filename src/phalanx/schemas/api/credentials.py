@@ -57,7 +57,13 @@ class TokenCreated(ResponseBody):
 
 
 class LoginLink(ResponseBody):
-    """The path of a link that opens the pages in a browser until it expires."""
+    """The path of a link that opens the pages in a browser, once, until it expires."""
 
     path: str
     expires_at: At
+
+
+class EndedSessions(ResponseBody):
+    """The number of sessions of browsers that were ended."""
+
+    count: int

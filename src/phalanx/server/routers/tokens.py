@@ -7,6 +7,7 @@ from fastapi import APIRouter, Response
 from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.credentials import (
     CreateTokenRequest,
+    EndedSessions,
     LoginLink,
     TokenCreated,
     TokenView,
@@ -36,13 +37,19 @@ def post_token(here: Here, request: CreateTokenRequest, response: Response) -> T
 
 @router.post("/login-links", status_code=201)
 def post_login_link(here: Here, response: Response) -> LoginLink:
-    """A link that opens a read-only session of the pages in a browser."""
+    """A link that opens one read-only session of the pages in a browser, before it expires."""
     response.headers["Cache-Control"] = "no-store"
     now = here.clock.now()
     ticket = credentials.login_ticket(here.admin.token, now)
     return LoginLink(
         path=f"/login?ticket={ticket}", expires_at=at_of(now + credentials.LINK_S * _US)
     )
+
+
+@router.post("/end-sessions")
+def post_end_sessions(here: Here) -> EndedSessions:
+    """End the sessions of all browsers."""
+    return EndedSessions(count=credentials.end_sessions(here.platform))
 
 
 @router.post("/{name}/rotate")

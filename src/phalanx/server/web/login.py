@@ -1,6 +1,6 @@
 """Sessions of browsers: sign in with a link or a token, and sign out.
 
-A session is no token. It opens the pages for some hours and changes nothing but itself.
+A session is no token. It opens the pages while it is used, for some hours, and changes nothing but itself.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from phalanx.server.gate import cookie_name, cookie_of
 from phalanx.server.web.markup import HEADERS, Markup, page, tag
 from phalanx.services.resources import credentials
 from phalanx.services.resources.credentials import ADMIN_GRANT, Grant
-from phalanx.store.credentials import TOKEN
+from phalanx.store.credentials import SESSION, TOKEN
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 _FORM_BYTES = 4096
 _SIGN_IN = (
     tag("h1", "Phalanx"),
-    tag("p", "A token that may read opens a session of twelve hours.", class_="quiet"),
+    tag(
+        "p",
+        "A token that may read opens a session, which ends when it is not used.",
+        class_="quiet",
+    ),
     tag(
         "form",
         tag("input", type="password", name_="token", autocomplete="off", aria_label="token"),
@@ -36,11 +40,18 @@ _SIGN_IN = (
 
 
 @router.get("/login")
-def get_login(here: Here, ticket: str = "") -> Response:
-    """Open a session with the ticket of a link, or show the form that asks for a token."""
+def get_login(here: Here, request: Request, ticket: str = "") -> Response:
+    """Open a session with the ticket of a link, or show the form that asks for a token.
+
+    A link opens one session. Opened again in the same browser, it leads to the pages.
+    """
     if not ticket:
         return HTMLResponse(page("Phalanx", *_SIGN_IN), headers=HEADERS)
-    return _opened(here, credentials.check_ticket(here.admin.token, ticket, here.clock.now()))
+    platform, now, session = here.platform, here.clock.now(), _session(here, request)
+    if session and credentials.grant_of(platform, session, SESSION, now) is not None:
+        return RedirectResponse("/", status_code=303, headers=HEADERS)
+    made = credentials.open_with_ticket(platform, here.admin.token, ticket, now)
+    return _to_front_page(here, made)
 
 
 @router.post("/login")
@@ -97,8 +108,12 @@ def _grant(here: Context, token: str) -> Grant:
 
 
 def _opened(here: Context, grant: Grant) -> Response:
+    now = here.clock.now()
+    return _to_front_page(here, credentials.open_session(here.platform, grant, now))
+
+
+def _to_front_page(here: Context, session: str) -> Response:
     """Go to the front page with the cookie of a new session, which is no token."""
-    session = credentials.open_session(here.platform, grant, here.clock.now())
     answer = RedirectResponse("/", status_code=303, headers=HEADERS)
     answer.set_cookie(
         cookie_name(here),

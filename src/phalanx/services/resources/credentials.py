@@ -20,13 +20,18 @@ from phalanx.schemas.api.credentials import TokenCreated, TokenView
 from phalanx.schemas.home import ServerFile
 from phalanx.services.platform import Platform, token_hash
 from phalanx.store import credentials
-from phalanx.store.credentials import SESSION, TOKEN, Credential
+from phalanx.store.credentials import SESSION, TICKET, TOKEN, Credential
 from phalanx.store.database import Tx
 
 ADMIN = "admin"
 SESSION_S = 12 * 3600
-LINK_S = 12 * 3600
+"""A session ends so long after its start, however it is used."""
+IDLE_S = 30 * 60
+"""A session ends so long after its last use."""
+LINK_S = 15 * 60
+"""A link that was not used ends after this time."""
 _US = 1_000_000
+_TOUCH_S = 60  # the use of a session is stored so often
 _PREFIX = "phx"
 
 
@@ -52,7 +57,16 @@ def grant_of(platform: Platform, value: str, kind: str, now: int) -> Grant | Non
     found = platform.store.view(lambda tx: credentials.find(tx, token_hash(value), kind, now))
     if found is None:
         return None
+    if kind == SESSION:
+        _prolong(platform, found, now)
     return Grant(found.parent or found.id, known_scopes(found.scopes), kind == SESSION)
+
+
+def _prolong(platform: Platform, session: Credential, now: int) -> None:
+    """Let a session that is used go on, until the time that every session ends."""
+    until = min(now + IDLE_S * _US, session.created_at + SESSION_S * _US)
+    if session.expires_at is None or abs(until - session.expires_at) >= _TOUCH_S * _US:
+        platform.store.transact(lambda tx: credentials.set_end(tx, session.id, until))
 
 
 def create_token(
@@ -129,7 +143,11 @@ def rotate_admin(platform: Platform, now: int) -> TokenCreated:
 
 
 def open_session(platform: Platform, grant: Grant, now: int) -> str:
-    """A session that reads the pages for some hours; returns its value."""
+    """A session that reads the pages while it is used, for some hours; returns its value."""
+    return platform.store.transact(lambda tx: _new_session(tx, grant, now))
+
+
+def _new_session(tx: Tx, grant: Grant, now: int) -> str:
     value = random_hex(48)
     one = Credential(
         id=random_hex(16),
@@ -138,16 +156,17 @@ def open_session(platform: Platform, grant: Grant, now: int) -> str:
         scopes=(Scope.READ,),
         hash=token_hash(value),
         created_at=now,
-        expires_at=now + SESSION_S * _US,
+        expires_at=now + IDLE_S * _US,
         parent=grant.token,
     )
-
-    def work(tx: Tx) -> None:
-        credentials.drop_expired(tx, now)
-        credentials.insert(tx, one)
-
-    platform.store.transact(work)
+    credentials.drop_expired(tx, now)
+    credentials.insert(tx, one)
     return value
+
+
+def end_sessions(platform: Platform) -> int:
+    """End the sessions of all browsers; returns their number."""
+    return platform.store.transact(credentials.remove_sessions)
 
 
 def close_session(platform: Platform, value: str, now: int) -> None:
@@ -162,21 +181,35 @@ def close_session(platform: Platform, value: str, now: int) -> None:
 
 
 def login_ticket(admin_token: str, now: int) -> str:
-    """A text that opens a session of the pages until it expires. It is no token: it opens nothing else."""
-    expires_s = now // _US + LINK_S
-    return f"{expires_s}.{_signed(admin_token, f'login:{expires_s}')}"
+    """A text that opens one session of the pages before it expires. It opens nothing else."""
+    said = f"{now // _US + LINK_S}.{random_hex(32)}"
+    return f"{said}.{_signed(admin_token, f'login:{said}')}"
 
 
-def check_ticket(admin_token: str, ticket: str, now: int) -> Grant:
-    """The grant of a login ticket. Raises Unauthenticated."""
-    expires, _, signature = ticket.partition(".")
-    right = _signed(admin_token, f"login:{expires}")
-    ours = hmac.compare_digest(signature.encode(), right.encode())
-    if not ours or int(expires) * _US <= now:
+def open_with_ticket(platform: Platform, admin_token: str, ticket: str, now: int) -> str:
+    """A session for a login ticket, which opens no other one; returns its value.
+
+    Raises Unauthenticated.
+    """
+    said, _, signature = ticket.rpartition(".")
+    right = _signed(admin_token, f"login:{said}")
+    expires_at = 0
+    if hmac.compare_digest(signature.encode(), right.encode()):
+        expires_at = int(said.partition(".")[0]) * _US
+    used = Credential(random_hex(16), TICKET, "", (), token_hash(said), now, expires_at, ADMIN)
+
+    def work(tx: Tx) -> str | None:
+        if expires_at <= now or credentials.find(tx, used.hash, TICKET, now) is not None:
+            return None
+        credentials.insert(tx, used)
+        return _new_session(tx, ADMIN_GRANT, now)
+
+    session = platform.store.transact(work)
+    if session is None:
         raise Unauthenticated(
-            "the link is wrong or has expired", "`phalanx token login` prints a new one"
+            "the link is wrong, was used, or has expired", "`phalanx token login` prints a new one"
         )
-    return ADMIN_GRANT
+    return session
 
 
 def form_value(session: str) -> str:
