@@ -261,3 +261,87 @@ def test_las_is_that_of_the_published_simulator(policy: str, within: float) -> N
     row = figures(simulate(traces.tiresias(path, 64), setup, POLICIES[policy]()))
     assert row.jct_h * HOUR == pytest.approx(8419, rel=within)
     assert row.makespan_h * HOUR == pytest.approx(285_482, rel=0.01)
+
+
+def test_fifo_is_that_of_the_published_simulator() -> None:
+    """There it waits for a consolidated placement on 8 nodes of 8, and nothing passes the head."""
+    path = TRACES / "philly600_tiresias.csv"
+    if not path.exists():
+        pytest.skip("the trace is not here")
+    setup = SimulationSetup(traces.grid_nodes(8, 8, 4), costs=FREE, pass_s=0.0, recheck_s=30.0)
+    row = figures(simulate(traces.tiresias(path, 8), setup, POLICIES["fifo"]()))
+    assert row.jct_h * HOUR == pytest.approx(31_396, rel=0.001)
+
+
+class TestConstants:
+    """The constants of a peer change what it does."""
+
+    JOBS = (job(1, 0.0, 5 * HOUR), job(2, 60.0, 5 * HOUR))
+
+    @pytest.mark.parametrize(
+        ("name", "short", "long"),
+        [
+            ("gandiva-like", {"quantum_s": 600.0}, {"quantum_s": 7200.0}),
+            ("gavel-max-min", {"round_s": 600.0}, {"round_s": 7200.0}),
+            ("las", {"limits_slot_s": (3600.0,)}, {"limits_slot_s": (1e6,)}),
+            ("las-authors", {"limits_slot_s": (3600.0,)}, {"limits_slot_s": (1e6,)}),
+        ],
+    )
+    def test_a_longer_turn_means_fewer_preemptions(
+        self, name: str, short: dict[str, object], long: dict[str, object]
+    ) -> None:
+        setup = SimulationSetup(traces.grid_nodes(1, 8, 4), costs=FREE)
+        few, many = (
+            figures(simulate(self.JOBS, setup, POLICIES[name](**constants))).preemptions
+            for constants in (long, short)
+        )
+        assert few < many
+
+    def test_easy_that_expects_longer_runs_lets_more_jobs_pass_the_head(self) -> None:
+        jobs = [job(1, 0.0, HOUR, limit_s=HOUR), job(2, 60.0, HOUR, 16, limit_s=HOUR)]
+        jobs.append(job(3, 0.1 * HOUR, 0.5 * HOUR, 8, limit_s=0.95 * HOUR))
+        setup = SimulationSetup(traces.grid_nodes(2, 8, 4), costs=FREE)
+        late, soon = (
+            simulate(jobs, setup, POLICIES["easy"](factor=factor)) for factor in (1.0, 3.0)
+        )
+        assert start_of(late, 3) > HOUR > start_of(soon, 3)
+
+    def test_easy_may_try_the_shortest_limits_first(self) -> None:
+        jobs = [job(1, 0.0, HOUR, 16, limit_s=HOUR), job(2, 10.0, HOUR, limit_s=HOUR)]
+        jobs += [job(3, 20.0, HOUR, limit_s=5 * HOUR), job(4, 30.0, HOUR, limit_s=HOUR)]
+        setup = SimulationSetup(traces.grid_nodes(2, 8, 4), costs=FREE)
+        plain, short = (
+            simulate(jobs, setup, POLICIES["easy"](shortest=shortest)) for shortest in (False, True)
+        )
+        assert start_of(plain, 3) < start_of(plain, 4)
+        assert start_of(short, 4) < start_of(short, 3)
+
+    def test_strict_kueue_queues_wait_for_their_head(self) -> None:
+        jobs = [job(1, 0.0, HOUR, 8), job(2, 60.0, HOUR, 16), job(3, 120.0, HOUR, 8)]
+        setup = SimulationSetup(traces.grid_nodes(2, 8, 4), costs=FREE)
+        skips, waits = (
+            simulate(jobs, setup, POLICIES["kueue-like"](strict=strict)) for strict in (False, True)
+        )
+        assert start_of(skips, 3) < HOUR < start_of(waits, 3)
+
+    def test_kueue_with_fair_sharing_admits_the_queue_that_borrows_least(self) -> None:
+        owners = [Project("a", guaranteed_slots=8), Project("b", guaranteed_slots=8)]
+        jobs = [job(n, 0.0, 9 * HOUR, 8, project="a") for n in (1, 2)]
+        jobs += [job(3, 0.0, 2 * HOUR, 16, project="b"), job(4, 60.0, HOUR, 16, project="a")]
+        jobs += [job(5, 120.0, HOUR, 16, project="b")]
+        setup = SimulationSetup(traces.grid_nodes(4, 8, 4), owners, costs=FREE)
+        plain, fair = (
+            simulate(jobs, setup, POLICIES["kueue-like"](fair=fair)) for fair in (False, True)
+        )
+        assert start_of(plain, 4) < start_of(plain, 5)
+        assert start_of(fair, 5) < start_of(fair, 4)
+
+    def test_a_protected_borrower_stays_until_it_has_run_long_enough(self) -> None:
+        owners = [Project("own", guaranteed_slots=8), Project("lent")]
+        jobs = [job(1, 0.0, 9 * HOUR, project="lent"), job(2, 600.0, HOUR, project="own")]
+        setup = SimulationSetup(traces.grid_nodes(1, 8, 4), owners, costs=FREE)
+        for name in ("kueue-like", "kai-like"):
+            at_once, later = (
+                simulate(jobs, setup, POLICIES[name](min_run_s=wait_s)) for wait_s in (0.0, HOUR)
+            )
+            assert start_of(at_once, 2) < HOUR <= start_of(later, 2)

@@ -21,7 +21,7 @@ from phalanx.sim.jobs import TraceJob
 from phalanx.sim.output.report import ProjectRow, RunFigures
 from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.scenario import Outcome, Scenario, changed, run, whole, with_project
-from phalanx.sim.workload import generated, history, traces
+from phalanx.sim.workload import generated, history, models, traces
 
 _COLUMNS = (
     ("policy", "policy", "{}"),
@@ -52,6 +52,8 @@ _PROJECT_COLUMNS = (
     ("cost", "cost", "{:.0f}"),
 )
 FORMATS = ("philly", "llm", "tiresias", "sia", "openb", "swf", "phalanx")
+_SUFFIXES = {".swf": "swf", ".swf.gz": "swf", ".jsonl": "phalanx"}
+MODELS = ("research", "training", "lublin", "downey")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,7 +63,11 @@ def parser() -> argparse.ArgumentParser:
     )
     jobs = made.add_argument_group("jobs (default: generated ones)")
     jobs.add_argument("--trace", type=Path, help="a trace file")
-    jobs.add_argument("--format", choices=FORMATS, default="philly", help="format of --trace")
+    jobs.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="format of --trace; default: by its suffix (.swf, .jsonl), else philly",
+    )
     jobs.add_argument("--past", action="store_true", help="replay the past jobs of --home")
     jobs.add_argument("--home", type=Path, default=Path.home() / ".phalanx", help="home of --past")
     jobs.add_argument("--since", default="30d", help="maximum age of past jobs")
@@ -71,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
         "--load", type=float, default=0.9, help="load of generated jobs, as a part of the slots"
     )
     jobs.add_argument("--seed", type=int, default=0, help="seed of generated jobs")
+    jobs.add_argument("--model", choices=MODELS, default="research", help="model of generated jobs")
     where = made.add_argument_group("cluster")
     where.add_argument("--nodes", type=int, default=16, help="number of nodes")
     where.add_argument("--slots-per-node", type=int, default=8, help="slots of each node")
@@ -178,8 +185,7 @@ def _jobs(asked: argparse.Namespace, base: Scenario) -> list[TraceJob]:
     if asked.past:
         return history.past_jobs(asked.home, SystemClock().now() - _ago_us(asked.since))
     if asked.trace is None:
-        wanted = asked.load * asked.nodes * size
-        return generated.research(asked.jobs, wanted, size, asked.seed)
+        return _generated(asked)
     readers: dict[str, Callable[[], list[TraceJob]]] = {
         "philly": lambda: traces.philly(asked.trace, 0.0, float("inf"), size, seed=asked.seed),
         "llm": lambda: traces.llm_mix(asked.trace, size),
@@ -192,12 +198,28 @@ def _jobs(asked: argparse.Namespace, base: Scenario) -> list[TraceJob]:
     if not asked.trace.exists():
         raise NotFound(f"no trace at {asked.trace}")
     try:
-        found = readers[asked.format]()[: asked.jobs]
+        found = readers[_format(asked)]()[: asked.jobs]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{asked.trace} cannot be read: {error}") from None
     if not found:
         raise UserError(f"{asked.trace} has no job that can be replayed")
     return found
+
+
+def _generated(asked: argparse.Namespace) -> list[TraceJob]:
+    size, num, seed = asked.slots_per_node, asked.jobs, asked.seed
+    num_slots = asked.nodes * size
+    if asked.model in ("lublin", "downey"):
+        make = models.lublin if asked.model == "lublin" else models.downey
+        return make(num, num_slots, asked.load, size, seed)
+    draw = generated.training if asked.model == "training" else generated.research
+    return draw(num, asked.load * num_slots, size, seed)
+
+
+def _format(asked: argparse.Namespace) -> str:
+    name = asked.trace.name
+    by_suffix = (known for end, known in _SUFFIXES.items() if name.endswith(end))
+    return asked.format or next(by_suffix, "philly")
 
 
 def _ago_us(text: str) -> int:

@@ -74,3 +74,10 @@ def gang_of(num_slots: int, node_size: int) -> GangShape:
         nodes += 1
     per_node = num_slots // nodes
     return GangShape(nodes, per_node, per_node)
+
+
+def fewest_nodes(num_slots: int, node_size: int) -> GangShape:
+    """Equal shares on the fewest nodes, rounded up: 13 slots on nodes of 8 are 2 × 7."""
+    nodes = -(-num_slots // node_size)
+    per_node = -(-num_slots // nodes)
+    return GangShape(nodes, per_node, per_node)

@@ -20,9 +20,13 @@ _DEPTH = 100
 
 
 class UserLimits:
-    """The limits that users declare, kept while the job runs."""
+    """The limits that users declare, times a factor, kept while the job runs.
 
-    def __init__(self, seed: int = 0) -> None:
+    A factor below 1 expects jobs to end before their limit, as most do.
+    """
+
+    def __init__(self, factor: float = 1.0, seed: int = 0) -> None:
+        self._factor = factor
         self._seed = seed
         self._known: dict[int, float] = {}
 
@@ -30,9 +34,8 @@ class UserLimits:
         """The declared limit in seconds."""
         known = self._known.get(job.num)
         if known is None:
-            known = job.max_duration_s or user_limit(
-                self._seed, job.num, oracle.remaining_s(job.num)
-            )
+            drawn = user_limit(self._seed, job.num, oracle.remaining_s(job.num))
+            known = self._factor * (job.max_duration_s or drawn)
             self._known[job.num] = known
         return known
 
@@ -64,11 +67,19 @@ def first_come(cluster: ClusterIndex, now: int) -> list[QueuedJob]:
 class Multifactor:
     """Slurm's priority: age, fair share with decay, size. Weights of its own documentation's example.
 
-    Age counts up to seven days; use is forgotten with a half-life of seven days.
+    Age counts up to seven days; use is forgotten with a half-life. A negative weight of the size
+    favors small jobs, as `PriorityFavorSmall` does.
     """
 
-    def __init__(self, age: float = 1000.0, fair: float = 10_000.0, size: float = 1000.0) -> None:
+    def __init__(
+        self,
+        age: float = 1000.0,
+        fair: float = 10_000.0,
+        size: float = 1000.0,
+        half_life_s: float = 7 * _DAY_S,
+    ) -> None:
         self._weights = (age, fair, size)
+        self._half_life_s = half_life_s
         self._used: dict[str, float] = {}
         self._at = 0
 
@@ -94,7 +105,7 @@ class Multifactor:
     def _note(self, cluster: ClusterIndex, now: int) -> None:
         gone_s = (now - self._at) / US
         self._at = now
-        keep = 0.5 ** (gone_s / (7 * _DAY_S))
+        keep = 0.5 ** (gone_s / self._half_life_s)
         self._used = {name: used * keep for name, used in self._used.items()}
         for name, slots in cluster.used.items():
             self._used[name] = self._used.get(name, 0.0) + slots * gone_s
@@ -108,15 +119,25 @@ def _weight(cluster: ClusterIndex, name: str) -> float:
 
 
 class Easy:
-    """EASY: one reservation for the head, backfill behind it; `queue` orders the jobs."""
+    """EASY: one reservation for the head, backfill behind it; `queue` orders the jobs.
+
+    `factor` multiplies the declared limits. `shortest` tries the jobs behind the head in order of
+    their limits, as EASY-SJBF does.
+    """
 
     def __init__(
-        self, name: str, queue: Queue = first_come, placer: Placer = best_fit, seed: int = 0
+        self,
+        name: str,
+        queue: Queue = first_come,
+        placer: Placer = best_fit,
+        factor: float = 1.0,
+        shortest: bool = False,
     ) -> None:
         self.name = name
         self._queue = queue
         self._placer = placer
-        self._limits = UserLimits(seed)
+        self._shortest = shortest
+        self._limits = UserLimits(factor)
 
     def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Start the head; a later job may start if it does not delay the head."""
@@ -124,7 +145,7 @@ class Easy:
         shadow: float | None = None
         extra = 0
         failed: set[object] = set()
-        for job in self._queue(cluster, now):
+        for job in self._ordered(cluster, now, oracle):
             limit_s = self._limits.of(job, oracle)
             late = shadow is not None and now + limit_s * US > shadow
             if job.shape in failed or (late and job.num_slots > extra):
@@ -138,6 +159,12 @@ class Easy:
             state.start(job, allocations)
             extra -= job.num_slots if late else 0
         return finish(state)
+
+    def _ordered(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> list[QueuedJob]:
+        jobs = self._queue(cluster, now)
+        if self._shortest and jobs:
+            jobs[1:] = sorted(jobs[1:], key=lambda job: self._limits.of(job, oracle))
+        return jobs
 
     def _shadow(self, cluster: ClusterIndex, head: QueuedJob, now: int) -> tuple[float, int]:
         free = sum(group.num_free for group in cluster.index.groups)
@@ -195,11 +222,13 @@ class Conservative:
     The first `depth` blocked jobs get one each pass, as Slurm's backfill looks at so many.
     """
 
-    def __init__(self, name: str, queue: Queue = first_come, depth: int = _DEPTH) -> None:
+    def __init__(
+        self, name: str, queue: Queue = first_come, depth: int = _DEPTH, factor: float = 1.0
+    ) -> None:
         self.name = name
         self._queue = queue
         self._depth = depth
-        self._limits = UserLimits()
+        self._limits = UserLimits(factor)
 
     def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Walk the queue along the profile of free slots."""
@@ -225,6 +254,17 @@ class Conservative:
         return finish(state)
 
 
-def slurm_like() -> Easy:
+def easy(factor: float = 1.0, shortest: bool = False) -> Easy:
+    """By arrival; `factor` and `shortest` as in `Easy`."""
+    return Easy("easy", factor=factor, shortest=shortest)
+
+
+def slurm_like(
+    age: float = 1000.0,
+    fair: float = 10_000.0,
+    size: float = 1000.0,
+    half_life_s: float = 7 * _DAY_S,
+    factor: float = 1.0,
+) -> Easy:
     """Multifactor priority, and backfill behind the head."""
-    return Easy("slurm-like", Multifactor())
+    return Easy("slurm-like", Multifactor(age, fair, size, half_life_s), factor=factor)

@@ -8,9 +8,9 @@ from functools import partial
 
 from phalanx.core.scheduling import ClusterIndex, Plan, plan_pass
 from phalanx.sim.model import Oracle, SchedulingPolicy
-from phalanx.sim.peers.backfill import Conservative, Easy, slurm_like
+from phalanx.sim.peers.backfill import Conservative, easy, slurm_like
 from phalanx.sim.peers.cohorts import kai_like, kueue_like
-from phalanx.sim.peers.preemptive import Preemptive, by, gittins_key, las, las_authors, srpt_key
+from phalanx.sim.peers.preemptive import Preemptive, by, gittins, las, las_authors, srpt_key
 from phalanx.sim.peers.queues import ALL_SHAPES, Fifo, Shortest, best_fit, first_fit
 from phalanx.sim.peers.rounds import gandiva_like, gavel_max_min, themis_like
 
@@ -45,13 +45,13 @@ class Blind:
                 cluster.held[num] = replace(cluster.held[num], saved_at=saved_at)
 
 
-POLICIES: Mapping[str, Callable[[], SchedulingPolicy]] = {
+POLICIES: Mapping[str, Callable[..., SchedulingPolicy]] = {
     "phalanx": Production,
     "fifo-first-fit": partial(Fifo, "fifo-first-fit", first_fit, 0),
     "skip-first-fit": partial(Fifo, "skip-first-fit", first_fit, ALL_SHAPES),
     "fifo": partial(Fifo, "fifo", best_fit, 0),
     "fifo-skip": partial(Fifo, "fifo-skip", best_fit, ALL_SHAPES),
-    "easy": partial(Easy, "easy"),
+    "easy": easy,
     "conservative": partial(Conservative, "conservative"),
     "slurm-like": slurm_like,
     "kueue-like": kueue_like,
@@ -60,11 +60,15 @@ POLICIES: Mapping[str, Callable[[], SchedulingPolicy]] = {
     "sjf-oracle": partial(Shortest, "sjf-oracle", 0.0),
     "las": las,
     "las-authors": las_authors,
-    "gittins": partial(Preemptive, "gittins", by(gittins_key)),
+    "gittins": gittins,
     "gandiva-like": gandiva_like,
     "themis-like": themis_like,
     "gavel-max-min": gavel_max_min,
     "srpt-oracle": partial(Preemptive, "srpt-oracle", by(srpt_key), 0.0),
     "phalanx-blind": Blind,
 }
-"""Every policy by name. Oracles use true durations: they are bounds, not competitors."""
+"""Every policy by name. Oracles use true durations: they are bounds, not competitors.
+
+Most makers take constants of their policy as keywords; without any, they are those of its paper or
+manual.
+"""

@@ -14,6 +14,7 @@ import heapq
 from collections.abc import Callable
 
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, RunningJob
+from phalanx.core.scheduling.model.planning_input import US
 from phalanx.core.scheduling.stages.reservations import honour
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 from phalanx.sim.model import Oracle
@@ -75,13 +76,28 @@ def _newest_first(held: RunningJob) -> tuple[float, ...]:
     return (held.priority, -(held.started_at or 0), held.job)
 
 
-class CohortQueues:
-    """Heads of queues compete until none of them can start; then blocked heads may evict."""
+def fair_rank(quotas: Quotas, job: QueuedJob) -> tuple[float, ...]:
+    """Heads that need not borrow first, then the queue with the least borrowed, then priority."""
+    owned = max(quotas.owned(job.project), 1)
+    borrowed = max(quotas.used(job.project) - owned, 0) / owned
+    return (float(not quotas.is_within(job)), borrowed, -job.priority, job.since, job.num)
 
-    def __init__(self, name: str, rank: _Rank, spare: Spare) -> None:
+
+class CohortQueues:
+    """Heads of queues compete until none of them can start; then blocked heads may evict.
+
+    `strict`: a queue starts nothing behind a blocked head. `min_run_s`: time after a start
+    in which a job is not preempted.
+    """
+
+    def __init__(
+        self, name: str, rank: _Rank, spare: Spare, strict: bool = False, min_run_s: float = 0.0
+    ) -> None:
         self.name = name
         self._rank = rank
         self._spare = spare
+        self._strict = strict
+        self._min_run_s = min_run_s
 
     def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Admit, then take back what was lent, then preempt inside the queues."""
@@ -106,6 +122,7 @@ class CohortQueues:
                 heapq.heappush(heads, (fresh, name))
                 continue
             queues[name].pop()
+            num_blocked = len(blocked)
             if quotas.is_allowed(job) and job.shape not in failed:
                 allocations = best_fit(state.cluster, job)
                 if allocations is None:
@@ -115,7 +132,7 @@ class CohortQueues:
                     state.start(job, allocations)
             elif quotas.is_allowed(job):
                 blocked.append(job)
-            if queues[name]:
+            if queues[name] and not (self._strict and len(blocked) > num_blocked):
                 heapq.heappush(heads, (self._rank(quotas, queues[name][-1]), name))
         return blocked
 
@@ -131,7 +148,8 @@ class CohortQueues:
             group = (job.project, job.priority, within)
             if group in hopeless or (group, job.shape) in hopeless:
                 continue
-            victims = _victims(state, quotas, job, within)
+            found = _victims(state, quotas, job, within)
+            victims = [held for held in found if _ran_s(state, held) >= self._min_run_s]
             if not victims:
                 hopeless.add(group)
                 continue
@@ -175,8 +193,28 @@ def _victims(state: Pass, quotas: Quotas, job: QueuedJob, within: bool) -> list[
     return borrowed + own
 
 
+def _ran_s(state: Pass, held: RunningJob) -> float:
+    """Return how long it has run since its last start, seconds."""
+    return (state.now - (held.started_at or 0)) / US
+
+
 class KaiQueues(CohortQueues):
-    """KAI's actions in its order: allocate, consolidate, reclaim, preempt."""
+    """KAI's actions in its order: allocate, consolidate, reclaim, preempt.
+
+    Consolidation moves jobs of one node that have run for `move_after_s` and hold at most `most_part`
+    of the slots of the gang that they make room for.
+    """
+
+    def __init__(
+        self,
+        rank: _Rank,
+        min_run_s: float = 0.0,
+        move_after_s: float = 3600.0,
+        most_part: float = 0.5,
+    ) -> None:
+        super().__init__("kai-like", rank, filled_back, min_run_s=min_run_s)
+        self._move_after_s = move_after_s
+        self._most_part = most_part
 
     def _after(self, state: Pass, quotas: Quotas, blocked: list[QueuedJob]) -> None:
         served: set[int] = set()
@@ -189,34 +227,40 @@ class KaiQueues(CohortQueues):
             tries += 1
             if tries > _MOST_TRIES:
                 break
-            if evict_for(state, job, _movable(state, job), placed_again):
+            if evict_for(state, job, self._movable(state, job), placed_again):
                 served.add(job.num)
             else:
                 hopeless.add(job.shape)
         self._take_back(state, quotas, [job for job in blocked if job.num not in served])
 
-
-def _movable(state: Pass, job: QueuedJob) -> list[RunningJob]:
-    """Smaller jobs on one node each, the smallest first."""
-    found = [
-        held
-        for held in state.cluster.held.values()
-        if held.preemptible
-        and not held.stopping
-        and held.job not in state.decisions.leaving
-        and len(held.placement.shares) == 1
-        and 2 * held.num_slots <= job.num_slots
-        and held.save_s is not None
-        and state.now - (held.started_at or 0) >= 3_600_000_000
-    ]
-    return sorted(found, key=lambda held: (held.num_slots, -(held.started_at or 0), held.job))
-
-
-def kueue_like() -> CohortQueues:
-    """Kueue: a cohort with borrowing, `BestEffortFIFO`, and reclaim from any borrower."""
-    return CohortQueues("kueue-like", kueue_rank, filled_back)
+    def _movable(self, state: Pass, job: QueuedJob) -> list[RunningJob]:
+        """Smaller jobs on one node each, the smallest first."""
+        found = [
+            held
+            for held in state.cluster.held.values()
+            if held.preemptible
+            and not held.stopping
+            and held.job not in state.decisions.leaving
+            and len(held.placement.shares) == 1
+            and held.num_slots <= self._most_part * job.num_slots
+            and held.save_s is not None
+            and _ran_s(state, held) >= self._move_after_s
+        ]
+        return sorted(found, key=lambda held: (held.num_slots, -(held.started_at or 0), held.job))
 
 
-def kai_like() -> KaiQueues:
+def kueue_like(strict: bool = False, fair: bool = False, min_run_s: float = 0.0) -> CohortQueues:
+    """Kueue: a cohort with borrowing, and reclaim from any borrower.
+
+    `strict`: `StrictFIFO` instead of `BestEffortFIFO`. `fair`: fair sharing between the queues that
+    borrow.
+    """
+    rank = fair_rank if fair else kueue_rank
+    return CohortQueues("kueue-like", rank, filled_back, strict, min_run_s)
+
+
+def kai_like(
+    min_run_s: float = 0.0, move_after_s: float = 3600.0, most_part: float = 0.5
+) -> KaiQueues:
     """Deserved quotas, consolidation and reclaim."""
-    return KaiQueues("kai-like", kai_rank, filled_back)
+    return KaiQueues(kai_rank, min_run_s, move_after_s, most_part)

@@ -76,10 +76,14 @@ def gittins_key(active: Active, scene: Scene) -> float:
     return 0.0 if held is None else -scene.cluster.score_of(held, 0)
 
 
-def las_key(active: Active, scene: Scene) -> float:
-    """2D-LAS: queue by attained service with the limits of the paper, then age."""
-    queue = sum(active.attained_slot_s >= edge for edge in _PAPER_QUEUES_SLOT_S)
-    return queue * 1e18 + active.submitted_at
+def las_key(limits_slot_s: Sequence[float]) -> Key:
+    """2D-LAS: return the key that orders by queue of attained service, then by age."""
+
+    def key(active: Active, scene: Scene) -> float:
+        queue = sum(active.attained_slot_s >= limit for limit in limits_slot_s)
+        return queue * 1e18 + active.submitted_at
+
+    return key
 
 
 class LeastAttained:
@@ -193,11 +197,24 @@ def _is_served(state: Pass, job: QueuedJob) -> bool:
     )
 
 
-def las() -> Preemptive:
-    """2D-LAS that keeps the order of arrival in a queue."""
-    return Preemptive("las", by(las_key))
+def las(
+    limits_slot_s: Sequence[float] = _PAPER_QUEUES_SLOT_S, min_run_s: float = 300.0
+) -> Preemptive:
+    """2D-LAS that keeps the order of arrival in a queue.
+
+    `limits_slot_s`: service at which a job leaves each queue but the last. `min_run_s`: time after a
+    start in which a job is not preempted.
+    """
+    return Preemptive("las", by(las_key(limits_slot_s)), min_run_s)
 
 
-def las_authors() -> Preemptive:
+def las_authors(
+    limits_slot_s: Sequence[float] = AUTHORS_QUEUES_SLOT_S, min_run_s: float = 0.0
+) -> Preemptive:
     """2D-LAS with the queues of its authors' code."""
-    return Preemptive("las-authors", LeastAttained(), 0.0)
+    return Preemptive("las-authors", LeastAttained(limits_slot_s), min_run_s)
+
+
+def gittins(min_run_s: float = 300.0) -> Preemptive:
+    """The learned index alone."""
+    return Preemptive("gittins", by(gittins_key), min_run_s)

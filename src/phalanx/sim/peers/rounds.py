@@ -9,19 +9,23 @@ closed-form solution, the water level that fills the cluster.
 from __future__ import annotations
 
 from phalanx.core.scheduling.model.planning_input import US
-from phalanx.sim.peers.preemptive import Active, Preemptive, Scene, by
+from phalanx.sim.peers.preemptive import Active, Key, Preemptive, Scene, by
 
 _QUANTUM_S = 1800.0
 _LEASE_S = 1200.0
 _ROUND_S = 360.0
 
 
-def turn_key(active: Active, scene: Scene) -> float:
+def turn_key(quantum_s: float) -> Key:
     """Gandiva: in turn. A job that has had a quantum queues again, behind waiting jobs."""
-    if active.waiting is not None:
-        return float(active.waiting.since)
-    started = 0 if active.held is None else active.held.started_at or 0
-    return started + _QUANTUM_S * US
+
+    def key(active: Active, scene: Scene) -> float:
+        if active.waiting is not None:
+            return float(active.waiting.since)
+        started = 0 if active.held is None else active.held.started_at or 0
+        return started + quantum_s * US
+
+    return key
 
 
 def lateness_key(active: Active, scene: Scene) -> float:
@@ -61,16 +65,16 @@ def water_level(sizes: list[int], capacity: int) -> float:
     return float(max(sizes, default=0))
 
 
-def gandiva_like() -> Preemptive:
+def gandiva_like(quantum_s: float = _QUANTUM_S) -> Preemptive:
     """Time slices in turn."""
-    return Preemptive("gandiva-like", by(turn_key), _QUANTUM_S)
+    return Preemptive("gandiva-like", by(turn_key(quantum_s)), quantum_s)
 
 
-def themis_like() -> Preemptive:
+def themis_like(lease_s: float = _LEASE_S) -> Preemptive:
     """Worst finish-time ratio first, with leases."""
-    return Preemptive("themis-like", by(lateness_key), _LEASE_S)
+    return Preemptive("themis-like", by(lateness_key), lease_s)
 
 
-def gavel_max_min() -> Preemptive:
+def gavel_max_min(round_s: float = _ROUND_S) -> Preemptive:
     """Max-min shares of time in rounds."""
-    return Preemptive("gavel-max-min", max_min, _ROUND_S)
+    return Preemptive("gavel-max-min", max_min, round_s)

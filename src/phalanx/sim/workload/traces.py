@@ -11,7 +11,7 @@ from pathlib import Path
 
 from phalanx.core.gang.placement import Node
 from phalanx.errors import NotFound, UserError
-from phalanx.sim.jobs import TraceJob, gang_of
+from phalanx.sim.jobs import TraceJob, fewest_nodes, gang_of
 
 SENSITIVITIES = (0.0, 0.1, 0.3, 0.8)
 WEIGHTS = (0.25, 0.35, 0.25, 0.15)
@@ -182,7 +182,7 @@ def swf(path: Path, node_size: int = 8, longest_s: float = float("inf")) -> list
     """The standard workload format: 18 fields a line, `;` begins a comment.
 
     Used: 2 submit time, 4 run time, 8 (or 5) processors, 9 requested time, 12 user, 14 application,
-    15 queue.
+    15 queue. Gangs take equal shares of the fewest nodes, rounded up.
     """
     if not path.exists():
         raise NotFound(f"no trace at {path}")
@@ -208,7 +208,7 @@ def swf(path: Path, node_size: int = 8, longest_s: float = float("inf")) -> list
                 len(jobs) + 1,
                 values[1],
                 min(max(values[3], 1.0), longest_s),
-                gang_of(slots, node_size),
+                fewest_nodes(slots, node_size),
                 project=line[14] if len(line) > 14 else "",
                 kind=f"{line[11]}/{line[13]}" if len(line) > 13 else "",
                 limit_s=values[8] if values[8] > 0 else None,
@@ -218,9 +218,11 @@ def swf(path: Path, node_size: int = 8, longest_s: float = float("inf")) -> list
 
 
 def _text(path: Path, errors: str = "strict") -> str:
+    open_it = gzip.open if path.suffix == ".gz" else open
     try:
-        return path.read_text(errors=errors)
-    except (OSError, UnicodeDecodeError) as error:
+        with open_it(path, "rt", errors=errors) as file:
+            return file.read()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
 
 
