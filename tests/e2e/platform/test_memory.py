@@ -8,6 +8,7 @@ import pytest
 
 from e2e.platform.harness import BIN, Platform, probe_spec
 from phalanx.core.training.guards import GUARD_STATE_FILE
+from phalanx.launch.cgroup import why_no_limits
 
 pytestmark = pytest.mark.e2e
 TRAINING = Path(__file__).parents[1] / "training"
@@ -22,6 +23,21 @@ def starving(out: Path, *flags: str, **spec: Any) -> dict[str, Any]:
         "checkpoint": {"every": "1 step", "async": False},
         **spec,
     }
+
+
+@pytest.mark.extras
+def test_show_says_whether_the_limits_on_cpus_and_memory_are_enforced(
+    platform: Platform, tmp_path: Path
+) -> None:
+    limits = {"cpus": 1, "memory": "1GB"}
+    job = platform.submit({**probe_spec(tmp_path / "x"), "run": ["true"], "resources": limits})
+    platform.wait_state(job, "succeeded")
+    why = why_no_limits()
+    shown = " ".join(platform.run("show", str(job)).stdout.split())
+    assert (f"the limits on cpus and memory are not enforced: {why}" in shown) == bool(why)
+    free = platform.submit({**probe_spec(tmp_path / "y"), "run": ["true"]})
+    platform.wait_state(free, "succeeded")
+    assert "not enforced" not in platform.run("show", str(free)).stdout
 
 
 @pytest.mark.proof

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import subprocess
 import sys
 
@@ -75,6 +76,21 @@ def test_killing_a_group_kills_what_escaped_its_parent():
     assert entry is None or entry.gone
     group.remove()
     assert not group.path.exists()
+
+
+def test_the_kernel_enforces_the_limits_of_a_group():
+    if why := why_no_limits():
+        pytest.skip(f"{why}: run it with `systemd-run --user --scope -p Delegate=yes make test`")
+    name = f"phalanx-test-{os.getpid()}"
+    group = make_group(name)
+    assert group.limit(1, 64 << 20) == ""
+    try:
+        words = [sys.executable, "-c", "held = bytearray(256 << 20); print(len(held))"]
+        done = subprocess.run(words, preexec_fn=group.join, capture_output=True, check=False)
+        assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+        assert oom_kills(name=name) == 1
+    finally:
+        group.remove()
 
 
 def test_kills_for_memory_are_counted_in_either_version(tmp_path):
