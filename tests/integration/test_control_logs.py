@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from integration.rig import Rig, ScriptedSupervisor, open_rig
+from phalanx.executors.protocol import OutputSize, SupervisorStatus
 from phalanx.schemas.wire import supervision as wire
 from phalanx.server.settings import RetentionSettings, Settings
 from phalanx.services.lifecycle import leftover_logs
@@ -54,6 +56,27 @@ def told(rig: Rig, num: int, **query: Any) -> list[Any]:
         cursor = page.cursor
 
 
+def gone(supervisor: ScriptedSupervisor) -> SupervisorStatus:
+    return SupervisorStatus(supervisor.ref, alive=False)
+
+
+def test_output_on_the_disk_of_another_machine_is_counted(rig: Rig) -> None:
+    num, supervisor = started(rig)
+    supervisor.log(0, lines(0, 2))
+    rig.executor.outputs[supervisor.ref] = (
+        OutputSize(0, 0, "out", 5016),
+        OutputSize(0, 1, "err", 300),
+        OutputSize(0, 2, "out", 0),
+    )
+    rig.executor.bury(supervisor.ref)
+    rig.turn(1)
+    counted = ["0000000", "0000001", ("unsent", 5000), ("unsent", 300)]
+    assert told(rig, num) == counted
+    status = replace(gone(supervisor), output=rig.executor.outputs[supervisor.ref])
+    leftover_logs.collect_logs(rig.platform, status, rig.clock.now())
+    assert told(rig, num) == counted
+
+
 @pytest.mark.parametrize("budget", [1 << 20, 16])
 def test_output_of_a_killed_supervisor_is_collected_from_its_files(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, budget: int
@@ -68,7 +91,7 @@ def test_output_of_a_killed_supervisor_is_collected_from_its_files(
     if budget == 16:
         # Negative control of the whole: with time for 16 bytes the other 27 are counted.
         assert told(rig, num) == [*whole[:4], ("unsent", 27)]
-        leftover_logs.collect_logs(rig.platform, supervisor.ref, rig.clock.now())
+        leftover_logs.collect_logs(rig.platform, gone(supervisor), rig.clock.now())
         assert told(rig, num)[-2:] == whole[4:6]  # repeated, it goes on, and counts less
     else:
         assert told(rig, num) == whole  # an unfinished line waits for its end
@@ -78,7 +101,7 @@ def test_output_of_a_killed_supervisor_is_collected_from_its_files(
         rig.turn(60)
         assert rig.job(num).is_terminal
         assert told(rig, num) == [*whole, "cut"]
-        leftover_logs.collect_logs(rig.platform, supervisor.ref, rig.clock.now())
+        leftover_logs.collect_logs(rig.platform, gone(supervisor), rig.clock.now())
         assert told(rig, num) == [*whole, "cut"]
 
 

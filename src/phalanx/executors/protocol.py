@@ -32,17 +32,34 @@ class SupervisorRef:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputSize:
+    """How many bytes one output stream of a rank has on the disk of its node."""
+
+    generation: int
+    rank: int
+    stream: str  # out or err
+    num_bytes: int
+
+    @property
+    def key(self) -> tuple[int, int, str]:
+        """The stream, in its attempt."""
+        return self.generation, self.rank, self.stream
+
+
+@dataclass(frozen=True, slots=True)
 class SupervisorStatus:
     """The state of one supervisor.
 
     `alive` False is a promise: the supervisor and everything it started are gone, so that its slots may
-    be given to others. `exit` is the exit record it left, if any.
+    be given to others. `exit` is the exit record it left, if any. `output` are the sizes of what its ranks
+    wrote, where that is on another machine and could be looked at.
     """
 
     ref: SupervisorRef
     alive: bool
     exit: ExitRecord | None = None
     message: str = ""
+    output: tuple[OutputSize, ...] = ()
 
 
 class Executor(Protocol):

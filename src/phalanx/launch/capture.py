@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +17,34 @@ _MOST_LOSSES = 10_000
 
 Append = Callable[[bytes], int]
 """Appends bytes and returns how many were taken, as `os.write`; raises OSError."""
+
+
+_GENERATION = re.compile(r"g(\d{3,9})")
+_OUTPUT = re.compile(r"r(\d{5,9})\.(out|err)")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """The file of one output stream of a rank, in the folder of its supervisor."""
+
+    generation: int
+    rank: int
+    stream: str  # out or err
+    path: Path
+    size: int  # bytes
+
+
+def output_files(node_dir: Path) -> Iterator[OutputFile]:
+    """The files with output of all generations that a supervisor left, in order."""
+    for folder in sorted(node_dir.glob("g*")):
+        generation = _GENERATION.fullmatch(folder.name)
+        for path in sorted(folder.glob("r*.*")) if generation is not None else ():
+            output = _OUTPUT.fullmatch(path.name)
+            if output is None or generation is None:
+                continue
+            with contextlib.suppress(OSError):
+                size = path.lstat().st_size
+                yield OutputFile(int(generation[1]), int(output[1]), output[2], path, size)
 
 
 def open_append(path: Path) -> tuple[int, Append]:

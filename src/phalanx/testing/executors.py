@@ -14,7 +14,7 @@ from phalanx.core.contract.job import JobIdentity, RankCommand, RoleContract
 from phalanx.core.gang.placement import Node
 from phalanx.core.gang.roles import WORKER
 from phalanx.errors import ExecutorUnavailable, LaunchError
-from phalanx.executors.protocol import Executor, SupervisorRef, SupervisorStatus
+from phalanx.executors.protocol import Executor, OutputSize, SupervisorRef, SupervisorStatus
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import ExitRecord
 
@@ -62,6 +62,8 @@ class FakeExecutor:
     started: dict[SupervisorRef, Assignment] = field(default_factory=dict)  # by supervisor
     alive: set[SupervisorRef] = field(default_factory=set)  # running ones
     exits: dict[SupervisorRef, ExitRecord] = field(default_factory=dict)  # exit records
+    #: what ranks wrote on nodes of another machine, by supervisor
+    outputs: dict[SupervisorRef, tuple[OutputSize, ...]] = field(default_factory=dict)
     stopped: list[SupervisorRef] = field(default_factory=list)  # in order of `stop` calls
     refuse: list[LaunchError | ExecutorUnavailable] = field(default_factory=list)  # errors to raise
     slow_deaths: bool = False  # `stop` does not end it
@@ -94,7 +96,12 @@ class FakeExecutor:
         """See `Executor`."""
         with self._lock:
             return [
-                SupervisorStatus(ref, alive=ref in self.alive, exit=self.exits.get(ref))
+                SupervisorStatus(
+                    ref,
+                    alive=ref in self.alive,
+                    exit=self.exits.get(ref),
+                    output=self.outputs.get(ref, ()),
+                )
                 for ref in refs
             ]
 

@@ -12,6 +12,8 @@ import pytest
 from e2e.platform.harness import BIN, probe_spec
 from e2e.ray.raylets import STORE_BYTES, Raylets
 from e2e.ray.rayplatform import RayPlatform
+from phalanx.launch.identity import SupervisorRecord
+from support.waiting import wait_until
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.extras, pytest.mark.e2e]
@@ -106,6 +108,47 @@ def _holding(root):
     word = SECRET.encode()
     files = [one for one in root.rglob("*") if one.is_file()]
     return [one for one in files if word in one.read_bytes()]
+
+
+TALKER = """
+import os, sys, time
+go, wrote = sys.argv[1:]
+if not os.path.exists(wrote):
+    print("first", flush=True)
+    while not os.path.exists(go):
+        time.sleep(0.02)
+    os.write(1, b"x" * 9999 + b"\\n")
+    open(wrote, "w").close()
+    time.sleep(600)
+print("second attempt", flush=True)
+"""
+
+
+def test_what_a_killed_supervisor_left_on_its_own_disk_is_counted(apart, tmp_path):
+    shared = tmp_path / "shared"
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "job.py").write_text(TALKER)
+    job = apart.submit(
+        {
+            "name": "talker",
+            "run": f"{sys.executable} job.py {shared / 'go'} {shared / 'wrote'}",
+            "workdir": str(code),
+            "pool": "ray",
+        }
+    )
+    wait_until(lambda: "first" in apart.run("logs", str(job)).stdout, "the first line")
+    (folder,) = (tmp_path / "nodes").glob(f"*/jobs/{job}/a001/n0")
+    supervisor = SupervisorRecord.read(folder).supervisor.pid
+    # It reads nothing more; what the rank writes reaches the disk only.
+    os.kill(supervisor, signal.SIGSTOP)
+    (shared / "go").touch()
+    wait_until((shared / "wrote").exists, "the output")
+    os.kill(supervisor, signal.SIGKILL)
+    apart.wait_state(job, "succeeded")
+    shown = apart.run("logs", str(job)).stdout
+    assert "[10,000 bytes are missing here (offset 6 to 10,006)" in shown, shown
+    assert "second attempt" in shown
 
 
 def test_a_job_goes_on_in_its_second_pool(tmp_path):

@@ -24,11 +24,14 @@ from phalanx import __version__
 from phalanx.core.gang.devices import CUDA
 from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
 from phalanx.launch import linux
+from phalanx.launch.capture import output_files
 from phalanx.launch.files import last_line, write_file
 from phalanx.launch.identity import ASSIGNMENT_NAME, EXIT_NAME, LOG_NAME, SupervisorRecord
 
 _STARTED_WITHIN_S = 30.0
 _GIVE_BACK_S = 3600.0
+# Output streams with sizes in the answer about a supervisor that is gone.
+_MOST_OUTPUTS = 20_000
 _SOURCE = str(Path(__file__).resolve().parents[3])
 _SHIM = f"import sys; sys.path.insert(0, {_SOURCE!r}); from phalanx.executors.ray.shim import main; sys.exit(main())"  # noqa: E501
 # What Ray puts into the environment of its own workers and a job must not inherit.
@@ -66,15 +69,16 @@ class SupervisorActor:
             return self._begun
 
     async def watch(self) -> dict[str, Any]:
-        """Returns when nothing of the supervisor is left, with the exit record that it wrote."""
+        """Returns when nothing of the supervisor is left: its exit record, and how much its ranks wrote."""
         shim, node_dir = self._shim, self._node_dir
         if shim is None or node_dir is None:
-            return {"exit": None, "message": "the supervisor was never started"}
+            return {"exit": None, "output": [], "message": "the supervisor was never started"}
         await self._over.wait()
         text = None
         with contextlib.suppress(OSError):
             text = (node_dir / EXIT_NAME).read_text()
-        return {"exit": text, "message": last_line(node_dir / LOG_NAME)}
+        output = await asyncio.to_thread(_output_sizes, node_dir)
+        return {"exit": text, "output": output, "message": last_line(node_dir / LOG_NAME)}
 
     async def _wait(self) -> None:
         if self._shim is not None and self._node_dir is not None:
@@ -174,6 +178,12 @@ class SupervisorActor:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
+
+
+def _output_sizes(node_dir: Path) -> list[tuple[int, int, str, int]]:
+    """Generation, rank, stream and bytes of the newest files with output."""
+    files = [(one.generation, one.rank, one.stream, one.size) for one in output_files(node_dir)]
+    return files[-_MOST_OUTPUTS:]
 
 
 def _give_back() -> None:

@@ -340,7 +340,12 @@ class RayCluster:
             return True
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(tracked.handle, no_restart=True)
-        tracked.result = {"alive": False, "exit": said["exit"], "message": ""}
+        tracked.result = {
+            "alive": False,
+            "exit": said["exit"],
+            "message": "",
+            "output": said.get("output", []),  # an actor of an earlier release does not count
+        }
         tracked.disconnect()
         return True
 

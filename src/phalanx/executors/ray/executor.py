@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from phalanx import __version__
 from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.errors import ExecutorUnavailable, LaunchError
-from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
+from phalanx.executors.protocol import OutputSize, SupervisorRef, SupervisorStatus
 from phalanx.executors.ray.driver_client import DriverClient
 from phalanx.executors.ray.inventory import RayInventory
 from phalanx.launch.files import write_file
@@ -164,8 +164,10 @@ class RayExecutor:
         for ref, answer in zip(refs, answers, strict=True):
             if not answer["alive"]:
                 self._mark_gone(ref)
+            output = tuple(OutputSize(*one) for one in answer.get("output", ()))
+            record = _record(answer["exit"])
             statuses.append(
-                SupervisorStatus(ref, answer["alive"], _record(answer["exit"]), answer["message"])
+                SupervisorStatus(ref, answer["alive"], record, answer["message"], output)
             )
         return statuses
 

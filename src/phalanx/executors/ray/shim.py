@@ -16,17 +16,23 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import socket
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 from phalanx.launch import linux
 from phalanx.launch.authentication import AuthenticatedListener
 from phalanx.launch.cgroup import ControlGroup
+from phalanx.launch.identity import SupervisorRecord
 from phalanx.launch.reaper import spawn
 
 # Interval of checks of the raylet: a fence must not depend on the actor.
 LOOK_S = 0.2
+# How long a supervisor's reaper may take to end everything; it takes milliseconds.
+_REAPER_S = 5.0
 
 
 class SupervisorShim:
@@ -38,6 +44,7 @@ class SupervisorShim:
         server = socket.create_server((told["address"], 0), backlog=128)
         secret = self._word.encode()
         self._listener = AuthenticatedListener(server, lambda _name: secret)
+        self._node_dir = Path(told["log"]).parent
         self._guests: list[socket.socket] = []
         self._pid = self._start(told)
 
@@ -69,6 +76,24 @@ class SupervisorShim:
                         os.read(wakeup, 4096)
                 if 0 in ready and not os.read(0, 4096):
                     break
+        self._end()
+
+    def _end(self) -> None:
+        """End the supervisor and, with its reaper's help, everything below; then what is left.
+
+        The reaper ends the ranks, and writes what it holds of their output to the node's files.
+        """
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+        reaper = None
+        # The file is on a disk that ranks can write to.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            record = SupervisorRecord.read(self._node_dir)
+            reaper = None if record is None else record.reaper
+        until = time.monotonic() + _REAPER_S
+        while reaper is not None and reaper.is_alive() and time.monotonic() < until:
+            time.sleep(0.005)
+            self._reap()
         linux.kill_below(os.getpid(), frozenset(), self._reap)
         self._reap()
 

@@ -54,7 +54,7 @@ def _ask(platform: Platform, polled: PolledSupervisors, now: int) -> PolledSuper
     if not gone:
         return polled
     for status in gone:
-        collect_logs(platform, status.ref, now)
+        collect_logs(platform, status, now)
     _store_gone(platform, gone, now)
     away = {status.ref for status in gone}
     left = tuple(ref for ref in polled.refs if ref not in away)
