@@ -122,6 +122,33 @@ def namespace(name: str) -> Iterator[str]:
         ip("netns", "del", name)
 
 
+@contextlib.contextmanager
+def machines(name: str, count: int) -> Iterator[list[tuple[str, str]]]:
+    """Network namespaces on one bridge, each with its address, as machines of one network."""
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=30)
+
+    bridge, made = f"{name}s", []
+    ip("link", "add", bridge, "type", "bridge")
+    try:
+        ip("link", "set", bridge, "up")
+        for number in range(1, count + 1):
+            one, link = f"{name}{number}", f"{name}l{number}"
+            ip("netns", "add", one)
+            made.append((one, f"10.213.8.{number}"))
+            ip("link", "add", link, "type", "veth", "peer", "name", "gang0", "netns", one)
+            ip("link", "set", link, "master", bridge, "up")
+            ip("-n", one, "addr", "add", f"10.213.8.{number}/24", "dev", "gang0")
+            ip("-n", one, "link", "set", "gang0", "up")
+            ip("-n", one, "link", "set", "lo", "up")
+        yield made
+    finally:
+        for one, _ in made:
+            ip("netns", "del", one)
+        ip("link", "del", bridge)
+
+
 def held(targets: Sequence[tuple[str, int]], each: int) -> Callable[[], None]:
     """Open silent connections to every target as another user and keep them; returns their end."""
     reading, writing = os.pipe()

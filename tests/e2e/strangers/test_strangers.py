@@ -178,9 +178,11 @@ def check(platform, name, netns):
     end = stranger.held([(near(one), one.port) for one in tcp], 40)
     gone.touch()
     try:
-        platform.wait_state(job, "succeeded")
+        view = platform.wait_state(job, "succeeded")
     finally:
         end()
+    # A stranger costs the gang nothing: there was one attempt, with one generation.
+    assert (view.attempts, view.restarts) == (1, 0), view
     assert not Path("/tmp/phalanx-stranger").exists()
     for entry, count in sorted(Counter(entry_of(one, name) for one in sockets).items()):
         print(f"| {name} | {entry} | {count} | {', '.join(sorted(got[entry]))} |")
