@@ -6,11 +6,12 @@ this module's. Every deletion is judged at once, from what is left on the disk.
 
 import errno
 import itertools
+import math
 import os
 import random
 import shutil
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from phalanx.core.contract.records import (
 )
 from phalanx.core.training.checkpoints import (
     MANIFEST,
+    Best,
     Keep,
     Position,
     is_checkpoint_name,
@@ -67,6 +69,12 @@ KINDS = (
     *(KILL, KILL_IN_SAVE, AWAY_IN_SAVE, EIO_IN_SAVE),
 )
 DURATIONS_S = (5.0, 20.0, 60.0, 150.0, 400.0)
+SCORE = "score"
+KEEPS = (
+    *(Keep(1), Keep(2), Keep(3)),
+    *(Keep(1, every=6), Keep(1, Best(SCORE)), Keep(2, Best(SCORE, "min", 2), every=9)),
+    *(Keep(age_s=70.0), Keep(1, Best(SCORE), age_s=100.0)),
+)
 OWNERS = ("leaves it", "repairs", "begins anew")
 
 
@@ -94,7 +102,7 @@ class Sequence:
     """What happens to a job."""
 
     faults: tuple[Fault, ...]
-    keep: int = 2
+    keep: Keep = Keep(2)
     far: bool = False
     owner: str = "leaves it"
 
@@ -112,12 +120,17 @@ def drawn(seed):
         )
         for _ in range(rng.randrange(1, 8))
     )
-    return Sequence(faults, rng.randrange(1, 4), rng.random() < 0.5, rng.choice(OWNERS))
+    return Sequence(faults, rng.choice(KEEPS), rng.random() < 0.5, rng.choice(OWNERS))
 
 
 def trained(weights, step):
     """The weights after one more step."""
     return weights * 0.97 + torch.sin(torch.arange(4, dtype=torch.float64) + 0.37 * step)
+
+
+def score(step):
+    """The metric of a step, which goes up and down."""
+    return round(math.sin(1.7 * step), 6)
 
 
 def undisturbed():
@@ -278,7 +291,6 @@ class MountedJob:
         names = itertools.count(1)
         patch.setattr(os, "fsync", lambda _fd: None)
         patch.setattr(saving, "random_hex", lambda _digits: f"{next(names):08x}")
-        patch.setattr(saving, "ResumeChoice", partial(saving.ResumeChoice, pause=self._pause))
         patch.setattr(saving, "LastSave", partial(saving.LastSave, pause=self._pause))
         patch.setattr(remote_mirror, "SystemClock", lambda: self.clock)
 
@@ -378,7 +390,9 @@ class MountedJob:
         left = [found for name in self._names() if (found := self.sound(path / name))]
         self._gone.add(doomed.name)
         self.counts["deletions near"] += 1
-        self._judge("near", doomed, left, 1 if self._full else self.sequence.keep)
+        keep = self.sequence.keep
+        # A full disk keeps but the newest, and those of `best` and `every`.
+        self._judge("near", doomed, left, replace(keep, last=1, age_s=None) if self._full else keep)
         if self._full:
             self.counts["of them to make room on a full disk"] += 1
 
@@ -388,14 +402,31 @@ class MountedJob:
         self._judge("far", self._manifests[name], listing.good.values(), self.sequence.keep)
 
     def _judge(self, where, doomed, left, keep):
-        """Right if as many later steps of the line are left as are to be kept, or another copy."""
+        """Right if the step is left in another copy, or no rule keeps it and later steps are left.
+
+        There are as many of those as `last` says, and one at least.
+        """
         known = {**self._manifests, doomed.name: doomed, **{one.name: one for one in left}}
         line = line_of(doomed, known)
-        steps = {one.step for one in left if line_of(one, known) == line}
+        mine = [one for one in left if line_of(one, known) == line]
+        steps = {one.step for one in mine}
         later = sum(step > doomed.step for step in steps)
-        if later < keep and doomed.step not in steps:
+        if doomed.step not in steps and (
+            later < (keep.last or 1) or self._rules(keep, doomed, mine)
+        ):
             kept = sorted(one.name for one in left)
             self.wrong.append(f"{where}: {doomed.name} with {kept} left, keep {keep}")
+
+    def _rules(self, keep, doomed, left):
+        """Whether a rule other than `last` keeps a checkpoint."""
+        if keep.every is not None and doomed.step % keep.every == 0:
+            return True
+        if keep.age_s is not None and doomed.created_at >= self.clock.now() - keep.age_s * 1e6:
+            return True
+        if keep.best is None:
+            return False
+        better = [one for one in left if keep.best.better(_score(one), _score(doomed))]
+        return len({one.step for one in better}) < keep.best.count
 
     def write(self, record):
         """Take a record, as the control plane does."""
@@ -496,7 +527,7 @@ class MountedJob:
         return True
 
     def _start(self):
-        path, keep = self.mount.path, Keep(self.sequence.keep)
+        path, keep = self.mount.path, self.sequence.keep
         handed = self._recorded if self.hands_over else None
         info = RankInfo(
             checkpoint_dir=path,
@@ -510,6 +541,7 @@ class MountedJob:
         saver = CheckpointDirectory(
             *(path, info, LocalChannel(), self, self.clock, JobDisk(self), NoStaging()),
             CheckpointStorage(tier),
+            self._pause,
         )
         held = {"weights": torch.zeros(4, dtype=torch.float64)}
         resumption = Resumption(saver)
@@ -551,7 +583,16 @@ class MountedJob:
 
     def _save(self, saver, held, step, why):
         state = {"models": [dict(held)], "optimizers": [], "state": {}, "tracked": {}}
-        saver.save(lambda: state, SaveRequest(step=step, position=Position(), why=why, rng=b""))
+        saver.save(
+            lambda: state,
+            SaveRequest(
+                step=step, position=Position(), why=why, rng=b"", metrics={SCORE: score(step)}
+            ),
+        )
+
+
+def _score(manifest):
+    return manifest.metrics[SCORE]
 
 
 def play(root, sequence, patch, **options):

@@ -14,6 +14,7 @@ from integration.mounted_job import (
     AWAY,
     AWAY_EMPTY,
     DURATIONS_S,
+    KEEPS,
     KILL,
     KINDS,
     OWNERS,
@@ -40,7 +41,7 @@ FAULTS = st.builds(
 SEQUENCES = st.builds(
     Sequence,
     st.lists(FAULTS, min_size=1, max_size=7).map(tuple),
-    st.integers(1, 3),
+    st.sampled_from(KEEPS),
     st.booleans(),
     st.sampled_from(OWNERS),
 )

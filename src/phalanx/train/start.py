@@ -107,7 +107,7 @@ def start(
         clock=clock,
         connection=connection,
         report=report,
-        saver=_saver(info, connection, report, clock, disk),
+        saver=_saver(info, connection, report, disk, stop, clock),
         stop=stop,
         device=device,
         layout=layout,
@@ -116,7 +116,12 @@ def start(
 
 
 def _saver(
-    info: RankInfo, connection: Connection, report: Report, clock: Clock, disk: Disk
+    info: RankInfo,
+    connection: Connection,
+    report: Report,
+    disk: Disk,
+    stop: StopSignal,
+    clock: Clock,
 ) -> Saver:
     """Return what saves the checkpoints of this run. Collective."""
     if info.checkpoint_dir is None:
@@ -125,7 +130,7 @@ def _saver(
     channel = connection.private_channel()
     storage = storage_for(info, report, channel)
     return CheckpointDirectory(
-        info.checkpoint_dir, info, channel, report, clock, disk, staging, storage
+        info.checkpoint_dir, info, channel, report, clock, disk, staging, storage, stop.pause
     )
 
 

@@ -12,8 +12,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.extras]
 FLAGS = ("--epochs=8", "--samples=480")
 
 
-def paused_after_a_save(platform: Platform, out: Path, go: Path, **checkpoint: object) -> str:
-    spec = probe_spec(out, *FLAGS, "--step-s=0.1", f"--until={go}")
+def paused_after_a_save(
+    platform: Platform,
+    out: Path,
+    go: Path,
+    spec: dict[str, object] | None = None,
+    **checkpoint: object,
+) -> str:
+    spec = probe_spec(out, *FLAGS, "--step-s=0.1", f"--until={go}", **(spec or {}))
     spec["checkpoint"] = {**spec.get("checkpoint", {}), "keep": {"last": 3}, **checkpoint}
     job = platform.submit(spec)
     platform.wait_steps(15, out)
@@ -71,6 +77,29 @@ def test_a_folder_that_stays_away_fails_and_the_owner_may_begin_anew(
     view = platform.wait_state(job, "succeeded")
     assert view.progress.checkpoint_step == view.progress.high_water_step
     assert "without the checkpoints that it has" in platform.run("show", job, "--events").stdout
+
+
+def test_a_job_that_waits_for_its_checkpoints_is_paused_at_once(platform: Platform, tmp_path: Path):
+    """Its grace period, after which ranks are killed, is longer than this test may take."""
+    out, go = tmp_path / "probe", tmp_path / "go"
+    job = paused_after_a_save(platform, out, go, spec={"grace": "1h"})
+    store = Path(platform.show(job).checkpoint_dir)
+    store.rename(tmp_path / "away")
+    platform.run("resume", job)
+    wait_until(
+        lambda: (
+            platform.show(job).pending_reason is not None
+            and platform.show(job).pending_reason.code == "checkpoint_missing"
+        ),
+        "the job to wait for its checkpoints",
+    )
+    platform.run("pause", job)
+    view = platform.wait_state(job, "paused")
+    assert view.restarts == 0 and not store.exists()
+    (tmp_path / "away").rename(store)
+    go.touch()
+    platform.run("resume", job)
+    assert platform.wait_state(job, "succeeded").lineage.redone == 0
 
 
 def test_with_a_fresh_database_the_first_job_does_not_take_checkpoints_of_the_lost_one(

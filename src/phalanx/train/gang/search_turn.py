@@ -14,12 +14,15 @@ from phalanx.errors import CheckpointMissing, PlatformError
 from phalanx.kit.clock import Clock
 from phalanx.train.gang.context import RankInfo
 
-# What rank 0 sends, before a name: an older candidate is left, or none; it looks again; it gives up.
-_FURTHER, _LAST, _AGAIN, _MISSING = "+", ".", "~", "!"
+# What rank 0 sends, before a name: an older candidate is left, or none; it looks again; it gives up; the
+# ranks were asked to stop.
+_FURTHER, _LAST, _AGAIN, _MISSING, _STOPPED = "+", ".", "~", "!", "x"
 # Other ranks wait for rank 0 in a collective, which has a time limit.
 _SAID_EVERY_S = 15.0
 
 Suits = Callable[[Manifest], bool]
+Pause = Callable[[float], object]
+"""Waits for so many seconds; returns True where the process was asked to stop."""
 
 
 class Spread(Protocol):
@@ -47,7 +50,7 @@ class SearchTurn:
         is_main: bool,
         channel: Spread,
         clock: Clock,
-        pause: Callable[[float], object] = time.sleep,
+        pause: Pause = time.sleep,
     ) -> None:
         """On other ranks than rank 0 `search` is not used."""
         self._search, self._is_main, self._channel = search, is_main, channel
@@ -56,10 +59,13 @@ class SearchTurn:
     def next(self) -> Candidate | None:
         """Return the first checkpoint that is left; None: the run begins at step 0.
 
-        Raises CheckpointMissing; on rank 0 also PermissionDenied, NotSupported.
+        Raises CheckpointMissing; on rank 0 also PermissionDenied, NotSupported. Where the job is stopped
+        during a wait, it raises SystemExit: there is nothing to save.
         """
         while (told := self._channel.spread(self._told() if self._is_main else "")) == _AGAIN:
             pass
+        if told == _STOPPED:
+            raise SystemExit(0)
         if told[:1] == _MISSING:
             raise CheckpointMissing(told[1:])
         return Candidate(told[1:], told[0] == _LAST) if told else None
@@ -85,7 +91,8 @@ class SearchTurn:
                 return f"{how}{decision.order[0].name}"
             if now_s >= deadline_s:
                 return _AGAIN
-            self._pause(self._search.pause_s)
+            if self._pause(self._search.pause_s):
+                return _STOPPED
 
 
 def wait_for(info: RankInfo, place: str, suits: Suits = lambda _manifest: True) -> StartWait:

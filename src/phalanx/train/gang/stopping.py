@@ -6,9 +6,12 @@ import math
 import os
 import signal
 import threading
+import time
 from types import FrameType
 
 from phalanx.kit.clock import Clock
+
+_LOOK_S = 0.1
 
 
 class StopSignal:
@@ -35,6 +38,13 @@ class StopSignal:
     def left_s(self, grace_s: float) -> float:
         """Return the seconds left of the grace period; infinite while no request has come."""
         return math.inf if self.at is None else grace_s - (self._clock.monotonic() - self.at)
+
+    def pause(self, seconds: float) -> bool:
+        """Wait, but no longer once a stop was requested; returns whether one was."""
+        until = self._clock.monotonic() + seconds
+        while self.at is None and (left_s := until - self._clock.monotonic()) > 0:
+            time.sleep(min(_LOOK_S, left_s))  # a handler that returns does not end it
+        return self.at is not None
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:

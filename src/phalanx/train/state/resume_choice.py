@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from phalanx.kit.clock import Clock
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
-from phalanx.train.gang.search_turn import SearchTurn, own_uid, wait_for
+from phalanx.train.gang.search_turn import Pause, SearchTurn, own_uid, wait_for
 from phalanx.train.state.checkpoint_reader import Restored, read_state, resume_differs
 from phalanx.train.state.storage import CheckpointStorage
 
@@ -39,7 +38,7 @@ class ResumeChoice:
         report: Report,
         disk: checkpoint.Disk,
         clock: Clock,
-        pause: Callable[[float], object] = time.sleep,
+        pause: Pause = time.sleep,
     ) -> None:
         self._store, self._info, self._channel = store, info, channel
         self._report, self._disk, self._clock, self._pause = report, disk, clock, pause

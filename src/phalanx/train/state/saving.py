@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
+from phalanx.train.gang.search_turn import Pause
 from phalanx.train.state import sharding, tree
 from phalanx.train.state.checkpoint_reader import Restored, device_text
 from phalanx.train.state.committer import Committer, Draft, LastSave, PartWriter, SavedState
@@ -159,7 +161,9 @@ class CheckpointDirectory(Saver):
         disk: checkpoint.Disk,
         staging: NoStaging | Staging,
         storage: CheckpointStorage | None = None,
+        pause: Pause = time.sleep,
     ) -> None:
+        """`pause` waits between two looks for checkpoints that are away."""
         self._store, self._info, self._channel = store, info, channel
         self._report, self._clock, self._disk = report, clock, disk
         self._staging, self._direct = staging, NoStaging()
@@ -174,11 +178,11 @@ class CheckpointDirectory(Saver):
         self._durations: list[float] = []
         self.storage = storage or CheckpointStorage()
         self._choice: ResumeChoice | StoreFirstChoice = ResumeChoice(
-            store, info, channel, report, disk, clock
+            store, info, channel, report, disk, clock, pause
         )
         if self.storage.store_first is not None:
             self._choice = StoreFirstChoice(
-                self.storage.store_first, store, info, channel, report, clock
+                self.storage.store_first, store, info, channel, report, clock, pause
             )
         self._committer = Committer(store, info, report, clock, disk, self.storage)
         self._part = PartWriter(store, info.rank, disk, self.storage)

@@ -57,7 +57,9 @@ def start(given: Mapping[str, Any]) -> JaxRun:
     if info.checkpoint_dir is not None:
         storage = storage_for(info, report, ProcessChannel(processes))
         disk = checkpoint.Disk()
-        saver = JaxCheckpoints(info.checkpoint_dir, info, processes, report, clock, disk, storage)
+        saver = JaxCheckpoints(
+            info.checkpoint_dir, info, processes, report, clock, disk, storage, stop.pause
+        )
     return JaxRun(info, processes, saver, report, clock, stop)
 
 

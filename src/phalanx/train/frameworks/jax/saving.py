@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from phalanx.train.frameworks.jax.sources import (
 )
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
-from phalanx.train.gang.search_turn import SearchTurn
+from phalanx.train.gang.search_turn import Pause, SearchTurn
 from phalanx.train.state.committer import (
     Committer,
     LastSave,
@@ -122,7 +123,7 @@ class JaxCheckpoints(JaxSaver):
 
     saves = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a means of its own
         self,
         store: Path,
         info: RankInfo,
@@ -131,7 +132,9 @@ class JaxCheckpoints(JaxSaver):
         clock: Clock,
         disk: checkpoint.Disk,
         storage: CheckpointStorage | None = None,
+        pause: Pause = time.sleep,
     ) -> None:
+        """`pause` waits between two looks for checkpoints that are away."""
         self._store, self._info, self._processes = store, info, processes
         self._report, self._clock, self._disk = report, clock, disk
         self._draft: PendingSave | None = None
@@ -143,6 +146,7 @@ class JaxCheckpoints(JaxSaver):
             self._source = StoreSource(
                 self._storage.store_first, store, info, report, self._storage
             )
+        self._pause = pause
         self._took_s = 1.0
 
     @property
@@ -225,7 +229,11 @@ class JaxCheckpoints(JaxSaver):
         Raises RestoreMismatch if the tree has another structure; CheckpointUnavailable, PermissionDenied.
         """
         turn = SearchTurn(
-            self._source.search, self._info.is_main, _Rows(self._processes), self._clock
+            self._source.search,
+            self._info.is_main,
+            _Rows(self._processes),
+            self._clock,
+            self._pause,
         )
         while (found := turn.next()) is not None:
             began, why = self._clock.monotonic(), ""

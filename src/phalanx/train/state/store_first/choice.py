@@ -6,6 +6,7 @@ stay in the store.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from phalanx import checkpoint
@@ -17,7 +18,7 @@ from phalanx.kit.clock import Clock
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
-from phalanx.train.gang.search_turn import SearchTurn, own_uid, wait_for
+from phalanx.train.gang.search_turn import Pause, SearchTurn, own_uid, wait_for
 from phalanx.train.state.checkpoint_reader import Restored, read_state, resume_differs
 from phalanx.train.state.storage import CheckpointStorage
 from phalanx.train.state.store_first.candidates import StoreCandidates
@@ -38,11 +39,12 @@ class StoreFirstChoice:
         channel: ControlChannel,
         report: Report,
         clock: Clock,
+        pause: Pause = time.sleep,
     ) -> None:
         self._tier, self._info, self._channel = tier, info, channel
         wait = wait_for(info, tier.url)
         self._candidates = StoreCandidates(tier, store, report, wait)
-        self._turn = SearchTurn(self._candidates, info.is_main, channel, clock)
+        self._turn = SearchTurn(self._candidates, info.is_main, channel, clock, pause)
 
     @property
     def newest_commit(self) -> int:
