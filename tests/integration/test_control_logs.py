@@ -11,6 +11,7 @@ import pytest
 
 from integration.rig import Rig, ScriptedSupervisor, open_rig
 from phalanx.executors.protocol import OutputSize, SupervisorStatus
+from phalanx.launch import secret_files
 from phalanx.schemas.wire import supervision as wire
 from phalanx.server.settings import RetentionSettings, Settings
 from phalanx.services.lifecycle import leftover_logs
@@ -103,6 +104,17 @@ def test_output_of_a_killed_supervisor_is_collected_from_its_files(
         assert told(rig, num) == [*whole, "cut"]
         leftover_logs.collect_logs(rig.platform, gone(supervisor), rig.clock.now())
         assert told(rig, num) == [*whole, "cut"]
+
+
+def test_output_that_is_collected_from_files_holds_no_values_of_secrets(rig: Rig) -> None:
+    num, supervisor = started(rig)
+    secret_files.store_own(
+        rig.platform.home.job_secrets_file(num), {"caller": {"DB_PASS": "correct-horse"}}
+    )
+    file_of(rig, num, b"it is correct-horse\n")
+    rig.executor.bury(supervisor.ref)
+    rig.turn(1)
+    assert told(rig, num) == ["it is *************"]
 
 
 def test_a_link_in_the_place_of_output_is_not_followed(rig: Rig, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ the database, a report or a message.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -80,6 +81,19 @@ def read_own(path: Path, wanted: Mapping[str, str]) -> dict[str, str]:
         # Never quote what was read: it may hold values.
         said = f"the secret variables of the job cannot be read: {type(error).__name__}"
         raise NotFound(said, "submit the job again") from error
+
+
+def values_of(own: Path, folder: Path, named: Iterable[str]) -> list[str]:
+    """All values of a job's own secret variables and of those that it names; what is gone is left out."""
+    found: list[str] = []
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        found += [
+            str(one) for each in json.loads(own.read_bytes()).values() for one in each.values()
+        ]
+    for name in named:
+        with contextlib.suppress(NotFound):
+            found += read(folder, [name]).values()
+    return found
 
 
 def _file(folder: Path, name: str) -> Path:

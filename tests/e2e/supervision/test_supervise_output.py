@@ -23,6 +23,34 @@ PRINTS_MUCH = """
     import sys
     for number in range(30_000): sys.stdout.write(f"{number:07d}" + "x" * 992 + "\\n")
 """
+PRINTS_ITS_SECRETS = """
+    import os
+    for name in ("DB_PASS", "CKPT_KEY"): print(name, "is", os.environ[name], flush=True)
+    os.write(1, os.environ["DB_PASS"][:5].encode())
+    os.write(1, os.environ["DB_PASS"][5:].encode() + b"\\n")
+    raise SystemExit("wrong: " + os.environ["DB_PASS"])
+"""
+
+
+def test_values_of_secrets_stand_in_no_report(tmp_path):
+    own = tmp_path / "secrets.json"
+    own.write_text('{"caller": {"DB_PASS": "correct-horse"}}')
+    folder = tmp_path / "named"
+    folder.mkdir()
+    (folder / "CKPT_KEY").write_text("battery-staple")
+    named = {"secrets": ["CKPT_KEY"], "secrets_dir": str(folder)}
+    withheld = {"own_secrets": {"DB_PASS": "caller"}, "own_secrets_file": str(own)}
+    with Node(tmp_path, PRINTS_ITS_SECRETS, **named, **withheld) as node:
+        node.run()
+        failure = node.ended().failure
+        node.release()
+        assert node.shipped() == (
+            b"DB_PASS is *************\nCKPT_KEY is **************\n*************\n"
+        )
+        assert "wrong: *************" in failure.traceback
+        for report in node.plane.all_reports():
+            assert "correct-horse" not in report.model_dump_json()
+        assert b"correct-horse" in node.file("r00000.out").read_bytes()  # of the user alone
 
 
 def test_a_killed_supervisor_leaves_no_output_in_its_pipes(tmp_path):

@@ -7,9 +7,9 @@ Names are judged by their words; a value can show by its shape that it is a secr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import IO, Any
 
 from phalanx.core.contract.job import JobContract
 
@@ -17,6 +17,8 @@ WITHHELD = "(withheld)"
 # Layers of a rank's variables that may hold secrets; those of a role have its name.
 CALLER_LAYER = "caller"
 JOB_LAYER = "job"
+LEAST_MASKED = 8
+"""Shorter values are left in output: they are words of ordinary text, too."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -188,3 +190,49 @@ def split_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str
     """The variables that may be stored and shown, and those that are secrets."""
     plain = {name: value for name, value in env.items() if not is_secret(name, value)}
     return plain, {name: value for name, value in env.items() if name not in plain}
+
+
+class OutputMask:
+    """Replaces the values of secret variables in output by asterisks, one for each byte.
+
+    The length stays, so that places in the output stay right. Only exact values are found, each line of
+    those with several: not one that a program has encoded, quoted or cut.
+    """
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        lines = {line.strip() for value in values for line in value.splitlines()}
+        found = {one.encode(errors="surrogateescape") for one in lines}
+        long = (one for one in found if len(one) >= LEAST_MASKED)
+        self._values = sorted(long, key=len, reverse=True)
+        self._around = max((len(one) - 1 for one in self._values), default=0)
+
+    def hide(self, data: bytes) -> bytes:
+        """The data without the values."""
+        for value in self._values:
+            if value in data:
+                data = data.replace(value, b"*" * len(value))
+        return data
+
+    def read(self, file: IO[bytes], begin: int, size: int, *, grows: bool = False) -> bytes:
+        """Up to `size` bytes of a file from `begin`, without the values, also those across an end.
+
+        Of a file that `grows`, what may be the beginning of a value is left for a later call. Raises
+        OSError.
+        """
+        start = max(0, begin - self._around)
+        file.seek(start)
+        data = file.read(begin - start + size + self._around)
+        end = begin - start + size
+        if grows:
+            end = min(end, len(data) - self._unfinished(data))
+        return self.hide(data)[begin - start : end]
+
+    def _unfinished(self, data: bytes) -> int:
+        """The length of the longest end of `data` with which one of the values begins."""
+        longest = 0
+        for value in self._values:
+            at = data.find(value[:1], max(0, len(data) - len(value) + 1))
+            while at >= 0 and not value.startswith(data[at:]):
+                at = data.find(value[:1], at + 1)
+            longest = max(longest, len(data) - at if at >= 0 else 0)
+        return longest

@@ -80,6 +80,12 @@ class Assignment(Message):
         return before + self.node_in_role * self.gang.world.ranks_per_node
 
     @property
+    def secret_values(self) -> list[str]:
+        """The values of its secret variables, once the supervisor has read them."""
+        names = (*self.secrets, *self.own_secrets)
+        return [self.env[name] for name in names if name in self.env]
+
+    @property
     def leads(self) -> bool:
         """Whether its ranks' steps and checkpoints are those of the job."""
         return self.role is None or self.role.leads

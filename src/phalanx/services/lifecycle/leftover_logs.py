@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from functools import partial
 
+from phalanx.core.contract.secrecy import OutputMask
+from phalanx.errors import PlatformError
 from phalanx.executors.protocol import SupervisorStatus
+from phalanx.launch import secret_files
 from phalanx.launch.capture import OutputFile, output_files
+from phalanx.services.lifecycle.assignments import contract_of
 from phalanx.services.platform import Platform
-from phalanx.store import telemetry
-from phalanx.store.telemetry import LogSegment, StreamKey
+from phalanx.store import jobs, telemetry
+from phalanx.store.telemetry import LogSegment
 
 _CHUNK_BYTES = 1 << 20
 # More is not read of one supervisor: the slots of its node are free only afterwards.
@@ -35,35 +40,45 @@ def collect_logs(platform: Platform, gone: SupervisorStatus, now: int) -> None:
     streams = platform.store.view(lambda tx: telemetry.log_streams_of(tx, ref.job, ref.attempt))
     received = {one.key: one.received for one in streams}
     ends = {one.key: one.size for one in streams}
+    mask = _mask(platform, ref.job)
     left = MOST_BYTES if platform.log_limit is None else min(MOST_BYTES, platform.log_limit)
     for key, size in sizes.items():
         begin = first = received.get(key, 0)
         if size > begin and key in files:
-            begin += _copy(platform, ref.job, key, files[key], begin, left, now)
+            fresh = LogSegment(0, ref.job, *key, begin, 0, now, b"")
+            begin += _copy(platform, fresh, files[key], left, mask)
             left -= begin - first
         if size > max(begin, ends.get(key) or 0):
             end = LogSegment(0, ref.job, *key, size, 0, now, b"")
             platform.store.transact(partial(telemetry.end_log, end=end))
 
 
+def _mask(platform: Platform, num: int) -> OutputMask:
+    """What hides the values of a job's secrets, as its supervisors do."""
+    facts = platform.store.view(lambda tx: jobs.load(tx, num)).facts
+    try:
+        named = contract_of(facts).secrets
+    except PlatformError:
+        named = ()
+    home = platform.home
+    folder = home.secrets_dir(facts.project)
+    return OutputMask(secret_files.values_of(home.job_secrets_file(num), folder, named))
+
+
 def _copy(
-    platform: Platform,
-    job: int,
-    key: StreamKey,
-    one: OutputFile,
-    begin: int,
-    most: int,
-    now: int,
+    platform: Platform, first: LogSegment, one: OutputFile, most: int, mask: OutputMask
 ) -> int:
-    """Store up to `most` bytes of a file from `begin`; returns their number."""
+    """Store up to `most` bytes of a file from the place of `first`; returns their number."""
+    begin = first.offset
     copied = 0
     with contextlib.suppress(OSError):
         # A rank can write below its supervisor's folder: a link in the place of a file is not followed.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with open(os.open(one.path, flags), "rb") as file:
-            file.seek(begin)
-            while data := file.read(min(_CHUNK_BYTES, most - copied, one.size - begin - copied)):
-                segment = LogSegment(0, job, *key, begin + copied, 0, now, data)
+            while (size := min(_CHUNK_BYTES, most - copied, one.size - begin - copied)) > 0 and (
+                data := mask.read(file, begin + copied, size)
+            ):
+                segment = replace(first, offset=begin + copied, data=data)
                 add = partial(telemetry.add_log, fresh=segment, max_bytes=platform.log_limit)
                 platform.store.transact(add)
                 copied += len(data)

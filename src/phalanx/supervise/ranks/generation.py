@@ -10,6 +10,7 @@ from typing import Any
 
 from phalanx.checkpoint.folders import FolderOrigin
 from phalanx.core.contract.gang import RankFiles
+from phalanx.core.contract.secrecy import OutputMask
 from phalanx.core.frameworks.rank_environment import NodeSetting, rank_environment
 from phalanx.core.gang.failures import Failure, RankExit, failure_of_node, is_collateral
 from phalanx.core.gang.stalls import StallLimit, StallWatch
@@ -83,8 +84,9 @@ class Generation:
         self.folder = Path(context.assignment.node_dir) / f"g{self.number:03d}"
         gang, node = context.assignment.gang, context.assignment.node_rank
         self._framework = framework(gang.role.framework)
+        mask = OutputMask(context.assignment.secret_values)
         self.ranks = [
-            LocalRank(context.assignment.first_rank + local, self.folder, context.loop, self)
+            LocalRank(context.assignment.first_rank + local, self.folder, context.loop, self, mask)
             for local in range(gang.world.ranks_per_node)
         ]
         files = {one.rank: one.report_file for one in self.ranks}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from phalanx.core.contract.secrecy import OutputMask
 from phalanx.core.gang import stacks
 from phalanx.core.gang.failures import RankExit, rank_exit
 from phalanx.core.telemetry import profiles
@@ -52,6 +53,7 @@ class Stream:
     file: int  # descriptor of the file at `path`
     pipe: int | None = None  # descriptor to read from; None when it was closed
     listener: Callable[[bytes], None] | None = None  # receives the bytes, too
+    mask: OutputMask = OutputMask()  # what is shipped has no values of secrets
     num_sent: int = 0  # bytes that were shipped, or passed over
     passed_at: int | None = None  # where bytes were first passed over: they are only in the file
     closed: bool = False  # nothing more is read
@@ -133,8 +135,7 @@ class Stream:
             return b""
         try:
             with open(self.path, "rb") as file:
-                file.seek(self.num_sent)
-                return file.read(size)
+                return self.mask.read(file, self.num_sent, size, grows=not self.closed)
         except OSError:
             return b""
 
@@ -147,6 +148,7 @@ class LocalRank(ProcessObserver):
     folder: Path  # files of the generation
     loop: EventLoop  # reads its pipes
     observer: RankObserver  # receives its exit
+    mask: OutputMask = OutputMask()  # of the values of its secrets
     pid: int | None = None  # None: not started
     warm: bool = False  # it was forked from the warm process
     exit: RankExit | None = None  # None while it runs
@@ -211,7 +213,7 @@ class LocalRank(ProcessObserver):
             for name in STREAMS:
                 path = self.folder / f"{self.stem}.{name}"
                 descriptor, append = open_append(path)
-                stream = Stream(self.rank, name, path, Capture(append), descriptor)
+                stream = Stream(self.rank, name, path, Capture(append), descriptor, mask=self.mask)
                 self.streams.append(stream)
         return self.streams
 
@@ -241,8 +243,8 @@ class LocalRank(ProcessObserver):
             stream.drain(self.loop)
         error = None
         with contextlib.suppress(OSError):
-            error = self.error_file.read_text(errors="replace")
-        stderr = bytes(self.streams[1].capture.tail) if self.streams else b""
+            error = self.mask.hide(self.error_file.read_bytes()).decode(errors="replace")
+        stderr = self.mask.hide(bytes(self.streams[1].capture.tail)) if self.streams else b""
         self.exit = rank_exit(self.rank, os.waitstatus_to_exitcode(status), at, error, stderr)
         self.observer.rank_exited(self)
 

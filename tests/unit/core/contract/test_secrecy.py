@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.contract.secrecy import (
     WITHHELD,
+    OutputMask,
     is_secret,
     redacted,
     shown_spec,
@@ -148,3 +151,37 @@ def test_trees_and_environments() -> None:
 def test_redaction_is_stable(text: str) -> None:
     once = redacted(text)
     assert redacted(once) == once or WITHHELD in once
+
+
+LONG, SHORT = "q7-Hx!9v", "a\nq7-Hx!9vX0\nb"
+
+
+def test_values_are_starred_at_their_length_and_short_ones_are_left() -> None:
+    mask = OutputMask(["hunter2", LONG, SHORT])
+    assert (
+        mask.hide(b"pass hunter2, q7-Hx!9v; q7-Hx!9vX0.") == b"pass hunter2, ********; **********."
+    )
+    assert OutputMask().hide(b"q7-Hx!9v") == b"q7-Hx!9v"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.sampled_from([LONG, "q7-", "q7-Hx!9vX0", "H", "x!9v", "\n"]), max_size=12),
+    st.data(),
+)
+def test_no_value_is_read_whatever_the_segments_of_a_growing_file(
+    pieces: list[str], data: st.DataObject
+) -> None:
+    whole, mask = "".join(pieces).encode(), OutputMask([LONG, SHORT])
+    read, size = b"", 0
+    while len(read) < len(whole):
+        size = data.draw(st.integers(size, len(whole)))
+        most, grows = data.draw(st.integers(1, 30)), size < len(whole)
+        got = mask.read(
+            io.BytesIO(whole[:size]), len(read), min(most, size - len(read)), grows=grows
+        )
+        read += got
+    assert len(read) == len(whole) and LONG.encode() not in read
+    assert all(one in (ord("*"), other) for one, other in zip(read, whole, strict=True))
+    if LONG.encode() not in whole:
+        assert read == whole
