@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -23,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import phalanx
-from phalanx.core.scheduling import PlannerConfig
+from phalanx.core.scheduling import NAMED_POLICIES
 from phalanx.errors import (
     NotFound,
     PlatformError,
@@ -76,16 +77,15 @@ class StopCause(StrEnum):
 
 
 def policy_of(settings: SchedulerSettings) -> PlanningPolicy:
-    """The planner's policy from the settings; that of the defaults is `PlannerConfig()`."""
-    config = PlannerConfig(
-        hysteresis=settings.peer_hysteresis,
-        min_run_s=settings.min_run_s,
-        guard_after_s=settings.guard_after_s,
-        guard_quantum_s=settings.guard_quantum_s,
-        reservation_ttl_s=settings.reservation_ttl_s,
-        resize_cooldown_s=settings.resize_cooldown_s,
-        urgent_priority=settings.urgent_priority,
-    )
+    """The planner's policy from the settings; that of the defaults is `PlannerConfig()`.
+
+    A setting that was given replaces the constant of the named policy.
+    """
+    given = settings.model_fields_set - {"policy", "usage_half_life_s", "peer_hysteresis"}
+    constants = {field: getattr(settings, field) for field in sorted(given)}
+    if "peer_hysteresis" in settings.model_fields_set:
+        constants["hysteresis"] = settings.peer_hysteresis
+    config = replace(NAMED_POLICIES[settings.policy], **constants)
     return PlanningPolicy(config, settings.usage_half_life_s)
 
 

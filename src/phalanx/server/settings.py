@@ -10,12 +10,12 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from phalanx.core.scheduling import PlannerConfig
+from phalanx.core.scheduling import DEFAULT_POLICY, PlannerConfig
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
 from phalanx.kit.units import parse_duration, parse_size
@@ -69,6 +69,11 @@ def _factor(value: object) -> object:
 class SchedulerSettings(SettingsGroup):
     """The scheduling policy. Durations in seconds."""
 
+    policy: Literal["throughput", "fair", "fifo", "deadline"] = Field(
+        default=DEFAULT_POLICY,
+        description="Planning policy: a named set of constants (docs/explanation/policies.md). The "
+        "settings of this group that are given replace its own.",
+    )
     guard_after_s: float = Field(
         default=_PLANNER.guard_after_s,
         gt=0,

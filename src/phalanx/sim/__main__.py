@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from phalanx.core.scheduling import DEFAULT_POLICY, PURPOSES
 from phalanx.errors import NotFound, PlatformError, UserError
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.units import parse_duration
@@ -20,7 +21,16 @@ from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.output.report import ProjectRow, RunFigures
 from phalanx.sim.peers.catalog import POLICIES
-from phalanx.sim.scenario import Outcome, Scenario, changed, run, whole, with_project
+from phalanx.sim.recommend import project_file, recommend, write_setting
+from phalanx.sim.scenario import (
+    Outcome,
+    Scenario,
+    changed,
+    planner_named,
+    run,
+    whole,
+    with_project,
+)
 from phalanx.sim.workload import generated, history, models, traces
 
 _COLUMNS = (
@@ -47,6 +57,9 @@ _PROJECT_COLUMNS = (
     ("mean wait h", "wait_h", "{:.3f}"),
     ("p99", "wait_p99_h", "{:.2f}"),
     ("mean delay h", "delay_h", "{:.3f}"),
+    ("p99", "delay_p99_h", "{:.2f}"),
+    ("evictions", "preemptions", "{}"),
+    ("useful %", "useful", "{:.1%}"),
     ("GPU h", "slot_h", "{:.0f}"),
     ("share", "share", "{:.1%}"),
     ("cost", "cost", "{:.0f}"),
@@ -92,23 +105,47 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--price", type=float, default=0.0, help="US dollars per slot and hour")
     where.add_argument("--failures", type=float, default=0.0, help="factor on published rates")
     where.add_argument("--kill", action="store_true", help="preempt without a save")
-    how = made.add_argument_group("comparison")
+    _add_comparison(made.add_argument_group("comparison"))
+    return made
+
+
+def _add_comparison(how: argparse._ArgumentGroup) -> None:
+    """Add the options that say what to compare, and how to show it."""
     how.add_argument(
         "--policy", default="phalanx,fifo-skip", help="comma-separated policies, or `all`"
     )
     how.add_argument(
         "--what-if", action="append", default=[], metavar="nodes=+4", help="also run this change"
     )
+    how.add_argument(
+        "--planner", default=DEFAULT_POLICY, metavar="NAME", help="named policy of the planner"
+    )
+    how.add_argument(
+        "--recommend",
+        action="store_true",
+        help="compare the named policies and other quotas for each project, and recommend one; "
+        "--planner is the present one",
+    )
+    how.add_argument(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="with --recommend: set the policy in this file of environment variables",
+    )
     how.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a plot")
     how.add_argument("--audit", action="store_true", help="check all invariants at every pass")
     how.add_argument("--json", action="store_true", help="print JSON")
-    return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     asked = parser().parse_args(arguments)
     try:
+        if asked.recommend:
+            print(_recommended(asked))  # noqa: T201
+            return 0
+        if asked.write is not None:
+            raise UserError("--write needs --recommend")
         outcomes = compare(asked)
         if asked.plot is not None:
             _write(asked.plot, plots.svg(outcomes))
@@ -128,7 +165,7 @@ def compare(asked: argparse.Namespace) -> list[Outcome]:
     scenarios = [replace(scenario, label="") for scenario in plain]
     for text in asked.what_if:
         # A change of policy is one more row, not one for every policy.
-        wanted = plain[:1] if "policy=" in text else plain
+        wanted = plain[:1] if "policy=" in text or "planner=" in text else plain
         scenarios += [changed(scenario, text) for scenario in wanted]
     jobs = _jobs(asked, base)
     if asked.save_trace is not None:
@@ -139,6 +176,31 @@ def compare(asked: argparse.Namespace) -> list[Outcome]:
         outcomes.append(run(scenario, jobs, 1 if asked.audit else 0))
     _say("")
     return outcomes
+
+
+def _recommended(asked: argparse.Namespace) -> str:
+    """Replay under the named policies; write the setting if that was asked for."""
+    base = _scenario(asked)
+    found = recommend(base, _jobs(asked, base), _say)
+    _say("")
+    if asked.write is not None:
+        write_setting(asked.write, found.planner)
+    if asked.json:
+        rows = json.loads(_json([trial.outcome for trial in found.trials]))
+        said = {"policy": found.planner, "setting": found.setting(), "reasons": found.reasons}
+        quotas = {"project_file": project_file(found.projects) if found.projects else None}
+        return json.dumps(said | quotas | {"trials": rows}, indent=1)
+    lines = [_tables([trial.outcome for trial in found.trials], asked.price > 0)]
+    purpose = PURPOSES[found.planner]
+    lines.append(f"\nrecommended: {found.planner} (now {asked.planner}): {purpose}")
+    lines += [f"  {reason}" for reason in found.reasons]
+    lines.append(f"to apply it: restart the control plane with {found.setting()}")
+    if asked.write is not None:
+        lines.append(f"written to {asked.write}")
+    if found.projects:
+        lines.append("quotas that harm no project: phalanx projects apply -f FILE with")
+        lines.append(project_file(found.projects).rstrip())
+    return "\n".join(lines)
 
 
 def _say(text: str) -> None:
@@ -163,7 +225,10 @@ def _scenario(asked: argparse.Namespace) -> Scenario:
         topology=tuple(traces.lingjun_nodes(asked.topology, asked.slots_per_node))
         if asked.topology is not None
         else (),
+        planner=planner_named(asked.planner),
     )
+    if asked.past and not (asked.quota or asked.guarantee):
+        made = replace(made, projects=tuple(history.past_projects(asked.home)))
     if asked.prefer:
         made = changed(made, f"prefer={asked.prefer}")
     if asked.patience:

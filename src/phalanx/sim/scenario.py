@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from phalanx.core.gang.placement import Node
-from phalanx.core.scheduling import Project
+from phalanx.core.scheduling import DEFAULT_POLICY, NAMED_POLICIES, Project
 from phalanx.core.scheduling.index.empty_cluster import EmptyCluster
 from phalanx.core.scheduling.model.entitlement import never_allowed
 from phalanx.core.scheduling.stages.preference import NOTHING
@@ -31,6 +31,7 @@ class Scenario:
     """
 
     policy: str = "phalanx"  # name in the catalog
+    planner: str = DEFAULT_POLICY  # named policy of the production planner
     num_nodes: int = 16  # nodes, or at most so many of `topology`
     slots_per_node: int = 8  # slots of each node of the grid
     rack: int = 16  # nodes of each rack of the grid
@@ -72,6 +73,7 @@ def run(scenario: Scenario, jobs: Sequence[TraceJob], audit_every: int = 0) -> O
     setup = SimulationSetup(
         nodes,
         scenario.projects,
+        NAMED_POLICIES[scenario.planner],
         costs=scenario.costs,
         outages=outages,
         crashes=crashes,
@@ -177,6 +179,17 @@ def _policy(scenario: Scenario, _: str, value: str) -> Scenario:
     return replace(scenario, policy=value)
 
 
+def planner_named(name: str) -> str:
+    """A named policy of the production planner. Raises UserError."""
+    if name not in NAMED_POLICIES:
+        raise UserError(f"unknown planning policy {name!r}; known: {', '.join(NAMED_POLICIES)}")
+    return name
+
+
+def _planner(scenario: Scenario, _: str, value: str) -> Scenario:
+    return replace(scenario, policy="phalanx", planner=planner_named(value))
+
+
 def _price(scenario: Scenario, _: str, value: str) -> Scenario:
     return replace(scenario, price=_number(value, "price"))
 
@@ -215,6 +228,7 @@ _PER_PROJECT = frozenset({"quota", "guarantee", "weight"})
 _CHANGES: dict[str, Callable[[Scenario, str, str], Scenario]] = {
     "nodes": _nodes,
     "policy": _policy,
+    "planner": _planner,
     "price": _price,
     "failures": _failures,
     "prefer": _prefer,

@@ -1,13 +1,15 @@
 """Settings: from the environment, from flags above it, and mistakes that are named."""
 
 import math
+from dataclasses import replace
+from typing import get_args
 
 import pytest
 
-from phalanx.core.scheduling import PlannerConfig
+from phalanx.core.scheduling import NAMED_POLICIES, PlannerConfig
 from phalanx.errors import SpecInvalid
 from phalanx.server.app import policy_of
-from phalanx.server.settings import Settings, read_settings
+from phalanx.server.settings import SchedulerSettings, Settings, read_settings
 from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.sim.model import SimulationSetup
 from phalanx.standalone.control_plane import ControlPlaneOptions, _settings
@@ -58,3 +60,18 @@ def test_the_shipped_policy_is_the_default_of_the_planner_and_the_simulator():
 def test_time_sharing_among_equals_can_be_switched_off(monkeypatch, value):
     monkeypatch.setenv("PHALANX__SCHEDULER__PEER_HYSTERESIS", value)
     assert policy_of(read_settings().scheduler).config == PlannerConfig(hysteresis=math.inf)
+
+
+def test_every_named_policy_can_be_selected_and_a_given_setting_replaces_its_constant(monkeypatch):
+    assert get_args(SchedulerSettings.model_fields["policy"].annotation) == tuple(NAMED_POLICIES)
+    for name, config in NAMED_POLICIES.items():
+        monkeypatch.setenv("PHALANX__SCHEDULER__POLICY", name)
+        assert policy_of(read_settings().scheduler).config == config
+    monkeypatch.setenv("PHALANX__SCHEDULER__POLICY", "fifo")
+    monkeypatch.setenv("PHALANX__SCHEDULER__PEER_HYSTERESIS", "2.5")
+    monkeypatch.setenv("PHALANX__SCHEDULER__MIN_RUN_S", "1200")
+    found = policy_of(read_settings().scheduler).config
+    assert found == replace(NAMED_POLICIES["fifo"], hysteresis=2.5, min_run_s=1200.0)
+    monkeypatch.setenv("PHALANX__SCHEDULER__POLICY", "fastest")
+    with pytest.raises(SpecInvalid, match="throughput"):
+        read_settings()

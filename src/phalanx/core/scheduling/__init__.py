@@ -19,9 +19,13 @@ from phalanx.core.scheduling.model.planning_input import (
     QueuedJob,
     RunningJob,
 )
+from phalanx.core.scheduling.model.policies import DEFAULT_POLICY, NAMED_POLICIES, PURPOSES
 from phalanx.core.scheduling.planner import plan, plan_pass
 
 __all__ = [
+    "DEFAULT_POLICY",
+    "NAMED_POLICIES",
+    "PURPOSES",
     "ClusterIndex",
     "Migration",
     "Plan",

@@ -48,16 +48,20 @@ class RunFigures:
 
 @dataclass(frozen=True, slots=True)
 class ProjectRow:
-    """The figures of one project: waits in hours, slot-hours, and its part of the cost."""
+    """The figures of one project: waits and delays in hours, slot-hours, and its part of the cost."""
 
-    project: str
-    num_jobs: int
-    wait_h: float
-    wait_p99_h: float
-    delay_h: float
-    slot_h: float
-    share: float
-    cost: float
+    project: str  # its name
+    num_jobs: int  # its jobs
+    wait_h: float  # mean wait
+    wait_p99_h: float  # 99th percentile of the waits
+    jct_h: float  # mean time from submission to end
+    delay_h: float  # mean delay
+    delay_p99_h: float  # 99th percentile of the delays
+    preemptions: int  # evictions of its jobs
+    useful: float  # part of its slot time that advanced its jobs
+    slot_h: float  # slot-hours held
+    share: float  # part of the slot time of all projects
+    cost: float  # slot-hours times the price
 
 
 def project_rows(result: Result, price: float = 0.0) -> tuple[ProjectRow, ...]:
@@ -70,13 +74,19 @@ def project_rows(result: Result, price: float = 0.0) -> tuple[ProjectRow, ...]:
     for name, runs in sorted(by_name.items()):
         slot_h = result.slot_times.by_project.get(name, 0.0) / HOUR
         waits = [run.waited_s / HOUR for run in runs]
+        delays = [delay_s(result, run) / HOUR for run in runs]
+        done_s = sum((run.job.duration_s - run.left_s) * run.job.num_slots for run in runs)
         rows.append(
             ProjectRow(
                 name,
                 len(runs),
                 mean(waits),
                 quantile(waits, 0.99),
-                mean(delay_s(result, run) / HOUR for run in runs),
+                mean((run.end_s or result.end_s) - run.job.submit_s for run in runs) / HOUR,
+                mean(delays),
+                quantile(delays, 0.99),
+                sum(run.preemptions for run in runs),
+                min(done_s / max(slot_h * HOUR, 1.0), 1.0),
                 slot_h,
                 slot_h * HOUR / max(total, 1.0),
                 slot_h * price,

@@ -14,12 +14,14 @@ from typing import Any
 
 from phalanx.core.gang.placement import GangShape, RoleShape
 from phalanx.core.jobs.model import TERMINAL
+from phalanx.core.scheduling import Project
 from phalanx.errors import NotFound, UserError
 from phalanx.kit.units import parse_duration
 from phalanx.schemas.home import HomeLayout
+from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.sim.jobs import US, TraceJob
-from phalanx.store import jobs
-from phalanx.store.database import Tx, open_store
+from phalanx.store import jobs, resources
+from phalanx.store.database import Store, Tx, open_store
 from phalanx.store.jobs import JobFilter, StoredJob
 
 _PAGE = 500
@@ -32,10 +34,7 @@ def past_jobs(root: Path, since_us: int) -> list[TraceJob]:
 
     Raises NotFound where there is no database, UserError where nothing has run since.
     """
-    file = HomeLayout(root).database_file
-    if not file.exists():
-        raise NotFound(f"no Phalanx home at {root}: there is no {file}", "choose one with --home")
-    store = open_store(file)
+    store = _open(root)
     try:
         stored = store.view(lambda tx: _ended(tx, since_us))
     finally:
@@ -46,6 +45,23 @@ def past_jobs(root: Path, since_us: int) -> list[TraceJob]:
     ran.sort(key=lambda one: (one.job.submitted_at, one.job.num))
     first = ran[0].job.submitted_at
     return [_trace_job(num, one, first) for num, one in enumerate(ran, start=1)]
+
+
+def past_projects(root: Path) -> list[Project]:
+    """The projects of this home with their quotas, by name. Raises NotFound."""
+    store = _open(root)
+    try:
+        applied = store.view(resources.projects.now)
+    finally:
+        store.close()
+    return [ProjectSpec(**one.body).to_core() for one in applied]
+
+
+def _open(root: Path) -> Store:
+    file = HomeLayout(root).database_file
+    if not file.exists():
+        raise NotFound(f"no Phalanx home at {root}: there is no {file}", "choose one with --home")
+    return open_store(file)
 
 
 def _ended(tx: Tx, since_us: int) -> list[StoredJob]:

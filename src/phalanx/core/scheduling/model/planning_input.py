@@ -172,6 +172,7 @@ class PlannerConfig:
     age_s: float = 86_400.0  # wait that doubles a job's urgency
     steep_s: float = 3 * 86_400.0  # total wait from about which urgency grows with a power of it
     steepness: float = 8.0  # that power
+    by_arrival: bool = False  # order jobs of a priority by arrival instead of urgency
     size_exponent: float = 0.5  # 1.0 orders by work per slot-second; lower values favor gangs
     large_job_fraction: float = 0.03  # part of a pool's slots beyond which a job is large
     large_job_slots: int = 16  # a job of up to so many slots is never large

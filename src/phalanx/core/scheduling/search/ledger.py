@@ -121,7 +121,7 @@ class Ledger:
         since, num = eq_class.jobs[position]
         job = eq_class.sample
         tier, level = self.fair_share_key(job)
-        if is_guarded(since, self.now, self.config):
+        if self.config.by_arrival or is_guarded(since, self.now, self.config):
             return (tier, level, -job.priority, 0, 0.0, since, num)
         return (tier, level, -job.priority, 1, -self._turn(eq_class, since), since, num)
 
