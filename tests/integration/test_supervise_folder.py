@@ -1,5 +1,6 @@
 """A script's own folder as checkpoints: committed when quiet, never half, put back before a start."""
 
+import errno
 import os
 import queue
 import shutil
@@ -26,6 +27,7 @@ from phalanx.supervise.ranks.checkpoint_folder import (
     ScriptProgress,
     WatchedCheckpointFolder,
 )
+from support.faulty_files import FaultyFiles
 
 pytestmark = pytest.mark.integration
 GUARD_S = 60.0
@@ -45,6 +47,7 @@ class Watched:
         far=None,
         shared=True,
         makes=True,
+        wait_s=0.2,
     ):
         self.folder, self.store = root / folder, root / "store"
         self.said, self.step, self.failed = [], None, []
@@ -57,7 +60,7 @@ class Watched:
             far=far,
             env=dict(os.environ),
             meeting=f"127.0.0.1:{4000 + generation}",
-            wait_s=0.2,
+            wait_s=wait_s,
             lock=restore_lock.lock_file(root, self.folder) if shared else None,
             origin=FolderOrigin(
                 job="j-1",
@@ -369,6 +372,29 @@ def test_nobody_waits_for_copies_once_the_attempt_is_over(tmp_path, monkeypatch)
     assert not over.is_set()
     one.kept.hurry()
     one.until(over.is_set)
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_the_last_commit_is_tried_again_on_a_full_disk(tmp_path, monkeypatch, recovers):
+    one = Watched(tmp_path, wait_s=GUARD_S if recovers else 0.0)
+    (one.folder / "state").write_text("first")
+    one.committed(1)
+    disk = FaultyFiles(one.store, monkeypatch)
+    disk.writing = errno.ENOSPC
+    over = threading.Event()
+    (one.folder / "state").write_text("last")
+    one.finish(over.set)
+    one.until(lambda: "warn" in one.kinds())
+    if recovers:
+        disk.heal()
+    one.until(over.is_set)
+    disk.heal()
+    (newest, *_) = checkpoint.list_checkpoints(one.store)
+    saved = (newest.path / "state").read_text()
+    if recovers:
+        assert (one.kept.unsaved, saved) == ("", "last")
+    else:
+        assert "No space left on device" in one.kept.unsaved and saved == "first"
 
 
 def test_a_folder_that_cannot_be_put_back_fails_the_start(tmp_path):

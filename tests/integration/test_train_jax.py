@@ -1,6 +1,7 @@
 """Trees of JAX in our files: what is taken, what comes back, and what is refused. One process."""
 
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -129,6 +130,28 @@ def test_a_full_disk_costs_a_warning_and_no_training(tmp_path, monkeypatch):
     assert run.step == 2
     # Two steps, and the last save once more at the end.
     assert sum("could not be saved" in one for one in said.warnings) == 3
+
+
+def test_the_last_save_is_tried_again_until_the_disk_takes_it(tmp_path, monkeypatch):
+    from phalanx.train.frameworks.jax import saving
+
+    blocked = tmp_path / "store"
+    blocked.write_text("in the way")
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            blocked.unlink()
+
+    monkeypatch.setattr(saving, "LastSave", partial(saving.LastSave, pause=pause))
+    run = begun(tmp_path)
+    run.restore = lambda like: like
+    for _ in run.steps(2):
+        run.commit({"a": jax.numpy.zeros(3)})
+    assert pauses == [1.0, 2.0, 4.0]
+    (only,) = checkpoint.list_checkpoints(blocked)
+    assert (only.manifest.step, only.manifest.why) == (2, "final")
 
 
 class Said:

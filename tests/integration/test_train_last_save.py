@@ -1,6 +1,11 @@
 """The end of whole runs: a last save that fails, and epochs that were all done before a kill."""
 
 import errno
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,6 +57,10 @@ def written(report):
     return [body for _, body in records.decode(chunk)]
 
 
+def said_in(report):
+    return [one["message"] for one in written(report) if one["k"] == "warn"]
+
+
 def test_a_run_whose_epochs_were_all_done_still_has_its_last_metrics(tmp_path):
     seen, metrics = train(tmp_path / "c")
     assert (seen, set(metrics)) == (4, {"loss"})
@@ -78,6 +87,55 @@ def test_a_last_save_that_fails_is_said_or_fails_the_run(tmp_path, monkeypatch):
         )
 
 
+FULL_DISK = """
+import os, pathlib, threading, time
+from integration.test_train_last_save import train
+folder, report = pathlib.Path("c"), pathlib.Path("report")
+ballast = folder / "ballast"
+
+def fill():
+    with open(ballast, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+    threading.Thread(target=make_room, daemon=True).start()
+
+def make_room():
+    while b"trying again" not in report.read_bytes():
+        time.sleep(0.01)
+    ballast.unlink()
+
+train(folder, report, before_the_end=fill, PHALANX_CHECKPOINT_WAIT="10m")
+print(*sorted(path.name for path in folder.glob("step-*")))
+"""
+NAMESPACE = ["unshare", "-rm", "bash", "-c"]
+
+
+@pytest.mark.extras
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run([*NAMESPACE, "mount -t tmpfs none /mnt"], capture_output=True).returncode,
+    reason="needs a mount namespace of its own: install util-linux, allow user namespaces",
+)
+def test_a_disk_that_is_full_gets_the_last_checkpoint_when_there_is_room_again(tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "full.py").write_text(FULL_DISK)
+    script = f"mount -t tmpfs -o size=256k none c && exec {sys.executable} full.py"
+    done = subprocess.run(
+        [*NAMESPACE, script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1].startswith("step-00000004-")
+    assert any("No space left on device" in one for one in said_in(tmp_path / "report"))
+
+
 def test_a_run_that_was_committed_never_begins_in_an_empty_folder(tmp_path):
     folder, away = tmp_path / "c", tmp_path / "away"
     train(folder)
@@ -99,7 +157,7 @@ def test_a_job_of_another_database_with_the_same_number_takes_nothing_without_co
     left = {one.name for one in folder.iterdir()}
     seen, _ = train(folder, report, **keep, PHALANX_JOB_UID=ours)
     assert seen == 4
-    said = [one["message"] for one in written(report) if one["k"] == "warn"]
+    said = said_in(report)
     assert any("j-1 (database 77777777, job 11111111)" in one for one in said), said
     assert left < {one.name for one in folder.iterdir()}
     assert train(folder, **keep, PHALANX_JOB_UID=ours)[0] == 0  # its own
