@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from fastapi.routing import iter_route_contexts
 
 from phalanx.core.jobs.machine import rebuild
 from phalanx.executors.protocol import SupervisorRef
@@ -32,6 +33,15 @@ from support.asgi import AsgiTransport, asgi_transport
 
 URL = "http://127.0.0.1:1"
 TOKEN = "secret-of-the-home"
+_SAMPLES = {"{num}": "1", "{digest}": "0" * 64, "{name}": "local"}
+
+
+def sample_path(route: str) -> str:
+    """A path of a route."""
+    for name, sample in _SAMPLES.items():
+        route = route.replace(name, sample)
+    assert "{" not in route, f"say in _SAMPLES what stands for the variable of {route}"
+    return route
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -60,6 +70,14 @@ class Rig:
     @property
     def store(self):
         return self.context.platform.store
+
+    def routes(self) -> list[tuple[str, str]]:
+        """Every method and path that the application knows, pages and documentation among them."""
+        return [
+            (method, route.path)
+            for route in iter_route_contexts(create_app(self.context).routes)
+            for method in sorted(route.methods or ())
+        ]
 
     def submit(self, **changes: Any) -> int:
         view = self.client.submit(SubmitRequest(spec=spec(**changes), owner="ada")).job

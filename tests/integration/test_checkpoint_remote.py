@@ -29,7 +29,6 @@ from phalanx.core.training.checkpoints import (
     MANIFEST,
     FileEntry,
     Keep,
-    Manifest,
     Position,
     checkpoint_name,
 )
@@ -37,6 +36,7 @@ from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, NotFound, P
 from phalanx.kit.clock import SystemClock
 from phalanx.train.gang.report import NoReport
 from phalanx.train.state.storage import CheckpointStorage
+from support.manifests import manifest_of
 from support.s3 import KEY, SECRET, needs_s3, s3_server
 from support.waiting import wait_until
 
@@ -54,19 +54,15 @@ def save(store, commit, parent=None, big=0):
     draft.add_bytes("shard-00000/state.tensors", random.Random(commit).randbytes(1000 + big))
     draft.add_bytes("shard-00001/state.tensors", random.Random(-commit).randbytes(3000))
     return draft.commit(
-        Manifest(
-            name=name,
-            step=commit * 10,
+        manifest_of(
+            commit * 10,
             position=Position(consumed=commit),
-            attempt=1,
-            generation=0,
             commit=commit,
             parent=parent,
             world_size=2,
             reference_world=2,
             global_batch=8,
             created_at=time.time_ns() // 1000,
-            why="every",
             files=draft.files,
         )
     )

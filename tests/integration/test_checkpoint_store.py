@@ -11,8 +11,9 @@ import pytest
 from integration.thread_gang import ThreadGang
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
-from phalanx.core.training.checkpoints import Best, Keep, Manifest, Position, checkpoint_name
+from phalanx.core.training.checkpoints import Best, Keep, Position, checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
+from support.manifests import manifest_of
 
 pytestmark = pytest.mark.integration
 
@@ -54,19 +55,15 @@ def save(store, commit, disk=None, parent=None, generation=0, **metrics):
     )
     draft.add_bytes("shard-00001/notes.json", b'{"n": 1}')
     return draft.commit(
-        Manifest(
-            name=draft.name,
-            step=commit * 10,
+        manifest_of(
+            commit * 10,
             position=Position(0, 0, 0, commit),
-            attempt=1,
             generation=generation,
             commit=commit,
             parent=parent,
             world_size=3,
             reference_world=3,
             global_batch=48,
-            created_at=commit,
-            why="every",
             files=draft.files,
             metrics=metrics,
         )

@@ -9,7 +9,8 @@ from phalanx.checkpoint import remote
 from phalanx.checkpoint.encryption import AesGcmEncryption, Encryption, EncryptionKey
 from phalanx.checkpoint.remote_store import open_store
 from phalanx.cli.__main__ import main as program
-from phalanx.core.training.checkpoints import Manifest, Position, checkpoint_name
+from phalanx.core.training.checkpoints import checkpoint_name
+from support.manifests import manifest_of
 
 pytest.importorskip("obstore")
 pytestmark = pytest.mark.integration
@@ -28,21 +29,7 @@ def save(folder, step, seal):
     draft = checkpoint.CheckpointWriter(folder, checkpoint_name(step, f"{step:08x}"))
     pieces = seal.wrap(f"{draft.name}/shard-00000/state.tensors", [bytes(range(256)) * 20])
     draft.add_bytes("shard-00000/state.tensors", b"".join(bytes(memoryview(one)) for one in pieces))
-    manifest = Manifest(
-        name=draft.name,
-        step=step,
-        position=Position(),
-        attempt=1,
-        generation=0,
-        commit=step,
-        parent=None,
-        world_size=1,
-        reference_world=1,
-        global_batch=8,
-        created_at=step,
-        why="every",
-        files=draft.files,
-    )
+    manifest = manifest_of(step, name=draft.name, global_batch=8, files=draft.files)
     return draft.commit(seal.stamp(manifest))
 
 

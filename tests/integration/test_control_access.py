@@ -8,32 +8,25 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fastapi.routing import iter_route_contexts
 
-from integration.rig import TOKEN, URL, Rig, spec
+from integration.rig import TOKEN, URL, Rig, sample_path, spec
 from phalanx.core.contract.access import Scope, covers
 from phalanx.errors import NotFound, PermissionDenied, Unauthenticated
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.home import HomeLayout, ServerFile
 from phalanx.sdk import PhalanxClient
 from phalanx.server.access import PAGES, RULES, needed_scope
-from phalanx.server.app import create_app, derived_key
+from phalanx.server.app import derived_key
 from phalanx.server.gate import cookie_name, is_open
 from phalanx.standalone.home import prepare_home, read_key, read_token
 
 pytestmark = pytest.mark.integration
 ORIGIN = {"Origin": URL}
-_SAMPLES = {"{num}": "1", "{digest}": "0" * 64, "{name}": "local"}
 
 
 def routes(rig: Rig) -> list[tuple[str, str]]:
     """Every route that is not open, the session's own among them."""
-    found = [
-        (method, route.path)
-        for route in iter_route_contexts(create_app(rig.context).routes)
-        for method in sorted(route.methods or ())
-    ]
-    return [key for key in found if not is_open(key[1])]
+    return [key for key in rig.routes() if not is_open(key[1])]
 
 
 def browse(rig: Rig, **options: object) -> httpx.Client:
@@ -41,10 +34,8 @@ def browse(rig: Rig, **options: object) -> httpx.Client:
 
 
 def status(rig: Rig, method: str, path: str, headers: dict[str, str]) -> int:
-    for name, sample in _SAMPLES.items():
-        path = path.replace(name, sample)
     with browse(rig) as http:
-        return http.request(method, path, headers=headers).status_code
+        return http.request(method, sample_path(path), headers=headers).status_code
 
 
 def session(rig: Rig) -> dict[str, str]:

@@ -8,9 +8,10 @@ import pytest
 
 from phalanx import checkpoint
 from phalanx.checkpoint import catalog
-from phalanx.core.training.checkpoints import MANIFEST, Keep, Manifest, Position, checkpoint_name
+from phalanx.core.training.checkpoints import MANIFEST, Keep, checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable
 from support.faulty_files import FaultyFiles
+from support.manifests import manifest_of
 
 pytestmark = pytest.mark.unit
 
@@ -24,23 +25,8 @@ def commit(store, step, *, number=None, parent=None, root="", attempt=1, size=64
         store, checkpoint_name(step, f"{attempt:02x}{number:06x}"), None
     )
     writer.add_bytes("shard-00000/state.tensors", os.urandom(size))
-    manifest = Manifest(
-        name=writer.name,
-        step=step,
-        position=Position(),
-        attempt=attempt,
-        generation=0,
-        commit=number,
-        parent=parent,
-        world_size=1,
-        reference_world=1,
-        global_batch=None,
-        created_at=number,
-        why="every",
-        files=writer.files,
-        root=root or writer.name,
-    )
-    return writer.commit(manifest)
+    told = {"name": writer.name, "files": writer.files, "root": root or writer.name}
+    return writer.commit(manifest_of(step, attempt=attempt, commit=number, parent=parent, **told))
 
 
 def line(store, *steps):

@@ -8,8 +8,9 @@ import pytest
 from phalanx.checkpoint import Disk, encryption
 from phalanx.checkpoint.tensorfile import write_pieces
 from phalanx.checkpoint.verified_reads import VerifiedFile
-from phalanx.core.training.checkpoints import Manifest, Position
+from phalanx.core.training.checkpoints import Manifest
 from phalanx.errors import CheckpointCorrupt, PermissionDenied
+from support.manifests import manifest_of
 
 pytest.importorskip("cryptography")
 pytestmark = pytest.mark.unit
@@ -20,22 +21,7 @@ PLAIN = encryption.CHUNK_BYTES - encryption.TAG_BYTES
 
 
 def manifest(files=()):
-    return Manifest(
-        name=NAME,
-        step=1,
-        position=Position(),
-        attempt=1,
-        generation=0,
-        commit=1,
-        parent=None,
-        world_size=1,
-        reference_world=1,
-        global_batch=None,
-        created_at=1,
-        why="every",
-        files=files,
-        metrics={"loss": float("nan")},
-    )
+    return manifest_of(1, name=NAME, files=files, metrics={"loss": float("nan")})
 
 
 def write(root, pieces, sealing=None, place=f"{NAME}/{PATH}"):

@@ -14,6 +14,7 @@ from phalanx.core.training.checkpoints import (
     is_checkpoint_name,
     lineages,
 )
+from support.manifests import manifest_of
 
 pytestmark = pytest.mark.unit
 
@@ -34,9 +35,10 @@ def manifest(
     **metrics,
 ):
     suffix = suffix or f"{attempt:02x}{generation:02x}{commit:04x}"
-    return Manifest(
-        name=checkpoint_name(commit * 10 if step is None else step, suffix),
-        step=commit * 10 if step is None else step,
+    step = commit * 10 if step is None else step
+    return manifest_of(
+        step,
+        name=checkpoint_name(step, suffix),
         position=Position(1, 0, 1, 64),
         attempt=attempt,
         generation=generation,
@@ -46,7 +48,6 @@ def manifest(
         reference_world=4,
         global_batch=48,
         created_at=1_700_000_000_000_000 + commit,
-        why="every",
         files=(FileEntry("shard-00000/state.tensors", 12, "xxh3-128:00"),),
         metrics=metrics,
         root=root,

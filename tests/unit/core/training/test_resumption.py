@@ -2,33 +2,16 @@
 
 import pytest
 
-from phalanx.core.training.checkpoints import Manifest, Position, checkpoint_name
 from phalanx.core.training.resumption import FoundCheckpoints, StartAction, StartWait
+from support.manifests import manifest_of
 
 pytestmark = pytest.mark.unit
 
 WAIT_S = 600.0
 
 
-def saved(step, *, commit=None, parent=None, attempt=1, root="step-00000001-00000000", **more):
-    commit = step if commit is None else commit
-    return Manifest(
-        name=checkpoint_name(step, f"{commit:08x}"),
-        step=step,
-        position=Position(),
-        attempt=attempt,
-        generation=0,
-        commit=commit,
-        parent=parent,
-        world_size=1,
-        reference_world=1,
-        global_batch=None,
-        created_at=commit,
-        why="every",
-        files=(),
-        root=root,
-        **more,
-    )
+def saved(step, *, root="step-00000001-00000000", **more):
+    return manifest_of(step, root=root, **more)
 
 
 NINE, FOURTEEN = saved(9), saved(14)
