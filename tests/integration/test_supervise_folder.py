@@ -397,6 +397,46 @@ def test_the_last_commit_is_tried_again_on_a_full_disk(tmp_path, monkeypatch, re
         assert "No space left on device" in one.kept.unsaved and saved == "first"
 
 
+def test_a_folder_that_cannot_be_read_is_neither_empty_nor_smaller(tmp_path, monkeypatch):
+    one = Watched(tmp_path, wait_s=GUARD_S)
+    (one.folder / "deep").mkdir()
+    (one.folder / "deep" / "weights").write_text("first")
+    (one.folder / "state").write_text("first")
+    one.until(lambda: _files_of_newest(one) == {"state", "deep/weights"})
+    disk = FaultyFiles(one.folder / "deep", monkeypatch)
+    disk.reading = errno.EIO
+    (one.folder / "state").write_text("last")
+    over = threading.Event()
+    one.finish(over.set)
+    one.until(lambda: "warn" in one.kinds())
+    assert _files_of_newest(one) == {"state", "deep/weights"}
+    disk.heal()
+    one.until(over.is_set)
+    (newest, *_) = checkpoint.list_checkpoints(one.store)
+    assert one.kept.unsaved == "" and _files_of_newest(one) == {"state", "deep/weights"}
+    assert (newest.path / "state").read_text() == "last"
+
+
+def test_a_script_that_removes_its_folder_is_not_waited_for(tmp_path, monkeypatch):
+    one = Watched(tmp_path, wait_s=GUARD_S)
+    (one.folder / "state").write_text("first")
+    one.committed(1)
+    disk = FaultyFiles(one.store, monkeypatch)
+    disk.writing = errno.ENOSPC
+    (one.folder / "state").write_text("second")
+    one.until(lambda: "warn" in one.kinds())
+    shutil.rmtree(one.folder)
+    pauses = []
+    monkeypatch.setattr(one.kept._hurried, "wait", pauses.append)
+    one.end(one.finish)
+    assert one.kept.unsaved == "" and pauses == []
+
+
+def _files_of_newest(one):
+    (newest, *_) = [*checkpoint.list_checkpoints(one.store), None]
+    return set() if newest is None else {entry.path for entry in newest.manifest.files}
+
+
 def test_a_folder_that_cannot_be_put_back_fails_the_start(tmp_path):
     one = Watched(tmp_path)
     (one.folder / "state.bin").write_bytes(b"good")

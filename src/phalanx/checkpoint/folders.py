@@ -86,10 +86,11 @@ def look(folder: Path) -> dict[str, Stat]:
     """Every finished file below a folder: (bytes, time of its last change in ns, inode).
 
     Hidden names, and names of files that are still being written, do not count; neither do links, nor what
-    is no file: to read a pipe would take for ever.
+    is no file: to read a pipe would take for ever. A folder that is absent has no files. Raises OSError
+    where one cannot be read: a commit without its files would be one that lost them.
     """
     found: dict[str, Stat] = {}
-    for where, folders, names in os.walk(folder):
+    for where, folders, names in os.walk(folder, onerror=_unless_absent):
         folders[:] = [name for name in folders if _is_finished(name)]
         for name in names:
             path = Path(where, name)
@@ -102,6 +103,11 @@ def look(folder: Path) -> dict[str, Stat]:
                     key = path.relative_to(folder).as_posix()
                     found[key] = (about.st_size, about.st_mtime_ns, about.st_ino)
     return found
+
+
+def _unless_absent(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def _is_finished(name: str) -> bool:

@@ -7,7 +7,6 @@ for writing.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
@@ -142,6 +141,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
     _restored_step: int = 0  # step that the ranks begin with
     unsaved: str = ""  # why the last state is not committed
     _uncommitted: str = ""  # why the newest state is not committed
+    _unread: str = ""  # why the folder could not be read just now
     _hurried: threading.Event = field(default_factory=threading.Event)  # ends waits
     _finished: Call | None = None  # called at the end
     _thread: threading.Thread | None = None  # None: not opened
@@ -241,9 +241,11 @@ class WatchedCheckpointFolder(CheckpointFolder):
 
     def _look(self) -> dict[str, Stat]:
         try:
-            return folders.look(self.facts.folder)
+            self._unread, found = "", folders.look(self.facts.folder)
+            return found
         except OSError as error:
-            self._complain(f"{self.facts.folder} cannot be read: {error}")
+            self._unread = f"{self.facts.folder} cannot be read: {error}"
+            self._complain(self._unread)
             return self._known
 
     def _all_there(self) -> bool:
@@ -269,6 +271,8 @@ class WatchedCheckpointFolder(CheckpointFolder):
 
     def _commit_if_changed(self) -> None:
         stats = self._look()
+        if self._unread or not stats:
+            self._uncommitted = self._unread  # nothing is left to commit in a folder that is empty
         if not self.facts.commits or not stats or stats == self._known:
             return
         try:
@@ -283,14 +287,10 @@ class WatchedCheckpointFolder(CheckpointFolder):
 
     def _make_room(self, error: Exception) -> None:
         """Delete older checkpoints where the disk is full, except those to keep in any case."""
-        facts, number = self.facts, getattr(error, "errno", None)
-        bounded = facts.keep.last is not None or facts.keep.age_s is not None
-        if number not in (errno.ENOSPC, errno.EDQUOT) or not bounded or self._parent is None:
-            return
-        fewer = replace(facts.keep, last=1, age_s=None)
-        with contextlib.suppress(OSError):
-            for gone in checkpoint.retain(facts.store, fewer, head=self._parent.name):
-                self._report(records.RemovedRecord(str(facts.store / gone.name)))
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        if full and self._parent is not None:
+            for gone in _let_go(self.facts, self._parent.name):
+                self._report(records.RemovedRecord(str(self.facts.store / gone.name)))
 
     def _commit(self, stats: dict[str, Stat]) -> bool:
         facts, began, told = self.facts, self.clock.monotonic(), self.progress()
@@ -418,6 +418,16 @@ class WatchedCheckpointFolder(CheckpointFolder):
         if message not in self._complained:
             self._complained.add(message)
             self._report(records.WarningRecord(message))
+
+
+def _let_go(facts: CheckpointFolderConfig, head: str) -> list[Manifest]:
+    """Delete all but the newest checkpoint and those that `best` and `every` keep; returns them."""
+    if facts.keep.last is None and facts.keep.age_s is None:
+        return []
+    try:
+        return checkpoint.retain(facts.store, replace(facts.keep, last=1, age_s=None), head=head)
+    except OSError:
+        return []
 
 
 def _is_of_a_folder(manifest: Manifest) -> bool:
