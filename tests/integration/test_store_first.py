@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,12 +14,12 @@ from phalanx.checkpoint import compression, remote
 from phalanx.checkpoint.digest import CHUNK_BYTES
 from phalanx.checkpoint.encryption import AesGcmEncryption, Encryption, EncryptionKey
 from phalanx.checkpoint.remote_store import ObjectStore, open_store
-from phalanx.checkpoint.store_first import operations
+from phalanx.checkpoint.store_first import operations, transfers
 from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.contract.checkpointing import CheckpointPolicy
 from phalanx.core.training.checkpoints import Keep
 from phalanx.core.training.guards import GuardState, Undo
-from phalanx.errors import CheckpointUnavailable, UserError
+from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, UserError
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import LocalChannel
 from phalanx.train.gang.report import NoReport
@@ -244,31 +245,122 @@ def test_a_rolled_back_step_is_not_resumed_from_its_copy(nodes, tmp_path, undone
     assert left == ([3] if undone else [3, 8])
 
 
-class Whole:
-    """A client of a server that answers requests for ranges with whole objects."""
+class Counting:
+    """A client that counts its requests for parts and for whole objects."""
 
-    def __init__(self, client):
-        self.client = client
-        self.ranges = 0
+    def __init__(self, client, refuses):
+        self.client, self.refuses = client, refuses
+        self.parts = self.wholes = 0
 
     def __getattr__(self, name):
         return getattr(self.client, name)
 
-    def get_range(self, *_given, **_options):
-        self.ranges += 1
-        raise RuntimeError("Received non-partial response when range requested")
+    def get(self, name, *, options=None):
+        if options is None:
+            self.wholes += 1
+            return self.client.get(name)
+        self.parts += 1
+        if self.refuses:
+            raise RuntimeError("Received non-partial response when range requested")
+        return self.client.get(name, options=options)
 
 
-def test_a_server_without_ranges_sends_whole_objects(tmp_path):
-    data = bytes(range(256)) * 1000
+def _copied(downloads, size, ranges):
+    got = {}
+
+    def take(at, pieces):
+        got[at] = b"".join(pieces)
+
+    downloads.copy("step-00000001-00000001/a", size, ranges, take)
+    return got
+
+
+@pytest.fixture
+def object_of_chunks(tmp_path):
+    """An object of five chunks and a bit, in a store that counts requests: made by `refuses`."""
+    data = random.Random(1).randbytes(5 * CHUNK_BYTES + 100)
     far(tmp_path).put("step-00000001-00000001/a", lambda: [data], len(data))
-    store = ObjectStore(Whole(far(tmp_path)._client))
-    near = tmp_path / "near"
-    for _ in range(2):
-        near.write_bytes(bytes(len(data)))
-        operations.fetch_ranges(store, "step-00000001-00000001/a", [(100, 200)], near)
-        assert near.read_bytes() == data
-    assert store._client.ranges == 1
+    return data, lambda refuses: ObjectStore(Counting(far(tmp_path)._client, refuses))
+
+
+def test_a_server_without_ranges_is_read_in_order_by_one_request(object_of_chunks):
+    data, store_that = object_of_chunks
+    store = store_that(refuses=True)
+    downloads = transfers.Downloads(store)
+    chunk, size = CHUNK_BYTES, len(data)
+    for ranges in ([(0, chunk)], [(chunk, 2 * chunk), (3 * chunk, 4 * chunk)], [(5 * chunk, size)]):
+        found = _copied(downloads, size, ranges)
+        assert found == {at: data[at:end] for at, end in ranges}
+    assert (store._client.parts, store._client.wholes) == (1, 1)
+    assert _copied(downloads, size, [(0, chunk)]) == {0: data[:chunk]}  # from its beginning again
+    assert store._client.wholes == 2
+    downloads.close()
+
+
+def test_large_ranges_are_cut_into_requests(object_of_chunks, monkeypatch):
+    monkeypatch.setattr(transfers, "REQUEST_BYTES", (CHUNK_BYTES, 2 * CHUNK_BYTES))
+    data, store_that = object_of_chunks
+    store = store_that(refuses=False)
+    found = _copied(transfers.Downloads(store), len(data), [(0, len(data))])
+    assert b"".join(found[at] for at in sorted(found)) == data
+    assert (store._client.parts, store._client.wholes) == (6, 0)
+
+
+class SlowDisk(checkpoint.Disk):
+    """A disk whose first write waits for `event`."""
+
+    def __init__(self):
+        self.event = threading.Event()
+
+    def write(self, fd, data):
+        assert self.event.wait(HANG_GUARD_S)
+        super().write(fd, data)
+
+
+def test_what_a_slow_disk_does_not_take_in_time_is_missing(tmp_path):
+    disk = SlowDisk()
+    copies = transfers.NearCopies(disk)
+    near = copies.create(tmp_path / "near" / "a")
+    blocks = [bytes([1 + at]) * CHUNK_BYTES for at in range(20)]
+    for at, block in enumerate(blocks):
+        near.offer(at * CHUNK_BYTES, [memoryview(block)])  # returns although nothing was written
+    disk.event.set()
+    near.close()
+    copies.finish()
+    written = (tmp_path / "near" / "a").read_bytes()
+    kept = len(written) // CHUNK_BYTES
+    assert 0 < kept < len(blocks) and written == b"".join(blocks[:kept])
+
+
+def test_reads_go_into_memory_and_past_what_is_damaged_near(nodes, tmp_path):
+    tier, name = nodes().tiers[0], "step-00000001-00000001"
+    data = random.Random(1).randbytes(3 * CHUNK_BYTES)
+    entry = tier.put(name, "a", lambda: [data], len(data))
+    shutil.rmtree(tier.near(name))
+    file, into = tier.open_file(name, entry), bytearray(len(data))
+    whole = [
+        (0, memoryview(into)[: CHUNK_BYTES + 5]),
+        (CHUNK_BYTES + 5, memoryview(into)[CHUNK_BYTES + 5 :]),
+    ]
+    for damage in (b"", b"x"):  # the first time nothing is near, the second time wrong bytes are
+        if damage:
+            file.path.write_bytes(damage * len(data))
+        into[:] = bytes(len(data))
+        file.read_scattered(whole)
+        assert into == data
+
+
+def test_wrong_bytes_in_the_store_are_corrupt(nodes, tmp_path):
+    tier, name = nodes().tiers[0], "step-00000001-00000001"
+    entry = tier.put(name, "a", lambda: [bytes(CHUNK_BYTES + 9)], CHUNK_BYTES + 9)
+    shutil.rmtree(tier.near(name))
+    with open(tmp_path / "far" / name / "a", "r+b") as stored:
+        stored.seek(CHUNK_BYTES)
+        stored.write(b"x")
+    into = memoryview(bytearray(CHUNK_BYTES + 9))
+    with pytest.raises(CheckpointCorrupt, match=f"bytes {CHUNK_BYTES} to {CHUNK_BYTES + 9}"):
+        tier.open_file(name, entry).read_scattered([(0, into)])
+    assert bytes(into[:9]) == bytes(9)
 
 
 def test_many_threads_may_check_one_file(nodes, tmp_path):

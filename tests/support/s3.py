@@ -53,7 +53,12 @@ def s3_server(root: Path) -> Iterator[S3Server]:
     # Never "0s" for the directories' cache: rclone then drops them in a loop without a pause, which
     # takes a core and all but stops every request.
     command = [RCLONE, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--config", "/dev/null"]
+    # Without ETags and checksums of its own: rclone, which stores none, would compute them from all bytes
+    # of each object that it sends or lists.
     command += [
+        "--etag-hash",
+        "",
+        "--no-checksum",
         "--auth-key",
         f"{KEY},{SECRET}",
         "--vfs-cache-mode",

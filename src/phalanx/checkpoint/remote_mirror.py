@@ -174,7 +174,8 @@ class Program:
                 self._answer(request)
                 wait_s = None
                 if finishing and self._parts is not None:
-                    break  # a rank waits for every part that it uploads: nothing is left
+                    self._parts.finish()
+                    break  # a rank waits for every part that it uploads: nothing else is left
                 continue
             try:
                 busy, wait_s = self._mirror.step(), None

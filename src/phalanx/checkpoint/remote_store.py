@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from phalanx.kit.clock import backoff_s
 
 _T = TypeVar("_T")
 _PART_BYTES = 8 << 20
-_PIECE_BYTES = 8 << 20  # of a stream: every piece is a change between threads
+_PIECE_BYTES = 1 << 20  # of a stream: every piece is a change between threads
 _PARTS_AT_ONCE = 12
 _MAX_PARTS = 9000  # S3 takes 10,000
 _ATTEMPTS = 6
@@ -113,20 +113,17 @@ class ObjectStore:
         """A small object. Raises NotFound."""
         return self._retried(lambda: bytes(self._client.get(name).bytes()))
 
-    def get_range(self, name: str, begin: int, end: int) -> Any:
-        """The bytes of an object from `begin` to `end`, which is not part of it.
+    def stream(self, name: str, part: tuple[int, int] | None = None) -> Generator[memoryview]:
+        """An object, or a part of it (first byte, end), piece by piece; a break in the middle raises, too.
 
-        Raises NotFound, and NotSupported where the server does not serve ranges.
+        Raises NotFound; for a part NotSupported where the server does not serve ranges.
         """
+        options = None if part is None else {"range": part}
         try:
-            return self._retried(lambda: self._client.get_range(name, start=begin, end=end))
+            answer = self._retried(lambda: self._client.get(name, options=options))
         except NotSupported:
             self.serves_ranges = False
             raise
-
-    def stream(self, name: str) -> Iterator[Any]:
-        """An object, piece by piece; a break in the middle raises, too. Raises NotFound."""
-        answer = self._retried(lambda: self._client.get(name))
         try:
             for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
                 yield memoryview(piece)

@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ _BLOCK_BYTES = 1 << 20
 _MAX_THREADS = 4
 _THREADS_FROM = 2  # chunks
 _own = threading.local()
+Places = Sequence[tuple[int, memoryview]]
+"""Memory to fill, each with what begins at a byte of the file."""
 _MAX_VIEWS = 512  # the kernel takes 1024 at a time
 
 
@@ -35,7 +37,7 @@ def _open_past_the_cache(path: Path) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class Descriptors:
     """Descriptors: an ordinary one, and one past the cache or -1."""
 
     fd: int
@@ -137,6 +139,10 @@ class VerifiedFile:
             for at, into in wanted:
                 self.read_into(at, into)
             return
+        self._scatter_all(self._by_chunk(wanted))
+
+    def _by_chunk(self, wanted: Iterable[tuple[int, memoryview]]) -> Mapping[int, Places]:
+        """The places of each chunk in order; what is wanted twice is read at once."""
         places: dict[int, list[tuple[int, memoryview]]] = {}
         end = 0
         for at, into in sorted(wanted, key=lambda one: one[0]):
@@ -149,10 +155,13 @@ class VerifiedFile:
                 size = min(into.nbytes, CHUNK_BYTES - at % CHUNK_BYTES)
                 places.setdefault(at // CHUNK_BYTES, []).append((at, into[:size]))
                 at, into = at + size, into[size:]
+        return places
+
+    def _scatter_all(self, places: Mapping[int, Places]) -> None:
         with self._opened() as file:
             in_threads([partial(self._scatter, file, *one) for one in places.items()])
 
-    def _scatter(self, file: _File, chunk: int, places: Sequence[tuple[int, memoryview]]) -> None:
+    def _scatter(self, file: Descriptors, chunk: int, places: Places) -> None:
         digest = Digest(self._algorithm)
         if (cold := self._from_device(file, chunk)) is not None:
             digest.update(cold)
@@ -161,13 +170,13 @@ class VerifiedFile:
             for at, view in places:
                 view[:] = cold[at - start : at - start + view.nbytes]
             return
-        for at, block in _in_blocks(places, *self._bounds(chunk)):
+        for at, block in in_blocks(places, *self._bounds(chunk)):
             self._read_views(file, at, block)
             for view in block:
                 digest.update(view)
         self._compare(chunk, digest)
 
-    def _part(self, file: _File, chunk: int, at: int, into: memoryview) -> None:
+    def _part(self, file: Descriptors, chunk: int, at: int, into: memoryview) -> None:
         start, end = self._bounds(chunk)
         lo, hi = max(start, at), min(end, at + into.nbytes)
         if (lo, hi) == (start, end):
@@ -176,7 +185,7 @@ class VerifiedFile:
         whole = self._kept_chunk(file, chunk)
         into[lo - at : hi - at] = whole[lo - start : hi - start]
 
-    def _kept_chunk(self, file: _File, chunk: int) -> memoryview:
+    def _kept_chunk(self, file: Descriptors, chunk: int) -> memoryview:
         """A whole chunk, read for a part of it; the last one is kept for the parts that follow."""
         kept = self._kept
         if kept is not None and kept[0] == chunk:
@@ -193,7 +202,7 @@ class VerifiedFile:
         return chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, self.size_bytes)
 
     def _read_chunk(
-        self, file: _File, chunk: int, into: memoryview | None, scratch: memoryview | None
+        self, file: Descriptors, chunk: int, into: memoryview | None, scratch: memoryview | None
     ) -> None:
         """Read into `into`, or over and over into `scratch`; the digest must match either way."""
         start, end = self._bounds(chunk)
@@ -216,11 +225,18 @@ class VerifiedFile:
         self._compare(chunk, digest)
 
     def _compare(self, chunk: int, digest: Digest) -> None:
+        if not self._matches(chunk, digest):
+            raise self._mismatch(chunk)
+
+    def _matches(self, chunk: int, digest: Digest) -> bool:
         if digest.hexdigest != self._entry.chunks[chunk]:
-            start, end = self._bounds(chunk)
-            text = f"{self.path}: bytes {start} to {end} do not match their digest"
-            raise CheckpointCorrupt(text)
+            return False
         self._checked.add(chunk)
+        return True
+
+    def _mismatch(self, chunk: int) -> CheckpointCorrupt:
+        start, end = self._bounds(chunk)
+        return CheckpointCorrupt(f"{self.path}: bytes {start} to {end} do not match their digest")
 
     def _check_whole(self) -> None:
         if self._whole_checked:
@@ -237,7 +253,7 @@ class VerifiedFile:
         self._whole_checked = True
 
     @contextmanager
-    def _opened(self) -> Iterator[_File]:
+    def _opened(self) -> Iterator[Descriptors]:
         with ExitStack() as open_files:
             try:
                 fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -247,9 +263,9 @@ class VerifiedFile:
                 raise self._unreadable(error) from error
             if direct >= 0:
                 open_files.callback(os.close, direct)
-            yield _File(fd, direct)
+            yield Descriptors(fd, direct)
 
-    def _from_device(self, file: _File, chunk: int) -> memoryview | None:
+    def _from_device(self, file: Descriptors, chunk: int) -> memoryview | None:
         """An uncached chunk, read into this thread's buffer; None: read through the cache."""
         start, end = self._bounds(chunk)
         if file.direct < 0 or _is_cached(file.fd, start):
@@ -270,13 +286,13 @@ class VerifiedFile:
             raise self._unreadable(error) from error
         return buffer[: end - start] if got >= end - start else None
 
-    def _read_views(self, file: _File, at: int, views: Sequence[memoryview]) -> None:
+    def _read_views(self, file: Descriptors, at: int, views: Sequence[memoryview]) -> None:
         try:
             while views:
                 got = os.preadv(file.fd, views, at)
                 if got == 0:
                     raise CheckpointCorrupt(f"{self.path}: the file ends at byte {at}")
-                at, views = at + got, _behind(views, got)
+                at, views = at + got, behind(views, got)
         except OSError as error:
             raise self._unreadable(error) from error
 
@@ -310,7 +326,7 @@ def _is_cached(fd: int, at: int) -> bool:
         return True
 
 
-def _behind(views: Sequence[memoryview], size: int) -> Sequence[memoryview]:
+def behind(views: Sequence[memoryview], size: int) -> Sequence[memoryview]:
     """What is left of memory in several places after `size` bytes of it."""
     for at, view in enumerate(views):
         if size < view.nbytes:
@@ -319,9 +335,7 @@ def _behind(views: Sequence[memoryview], size: int) -> Sequence[memoryview]:
     return []
 
 
-def _in_blocks(
-    places: Sequence[tuple[int, memoryview]], start: int, end: int
-) -> Iterator[tuple[int, list[memoryview]]]:
+def in_blocks(places: Places, start: int, end: int) -> Iterator[tuple[int, list[memoryview]]]:
     """(first byte, memory for what follows) until `end`; the gaps between places go to scratch memory.
 
     Blocks are small enough to be in the processor's cache when they are digested.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,8 +14,14 @@ from phalanx.checkpoint.remote import CheckpointUpload, RemoteListing, look
 from phalanx.checkpoint.remote_store import ObjectStore
 from phalanx.checkpoint.store_first import operations
 from phalanx.checkpoint.store_first.operations import Order
+from phalanx.checkpoint.store_first.transfers import CHUNK, Downloads, NearCopies, frames, put_part
 from phalanx.core.training.checkpoints import MANIFEST, Keep, Manifest
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, UserError
+from phalanx.errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    CheckpointUnavailable,
+    UserError,
+)
 from phalanx.kit.clock import Clock
 
 WITHOUT_REPLY = frozenset({"mirror", "finish", "abandon", "retire"})
@@ -23,7 +31,8 @@ Emit = Callable[[Mapping[str, Any]], None]
 class StoreFirstRequests:
     """Answers one request after another.
 
-    `opening` has the rank's `order` (attempt, generation) and `data_fd`, the pipe that its parts come from.
+    `opening` has the rank's `order` (attempt, generation) and two pipes: `data_fd`, from which its parts
+    come, and `out_fd` for what it reads.
     """
 
     def __init__(
@@ -33,6 +42,8 @@ class StoreFirstRequests:
         self._local = Path(opening["local"])
         self._order: Order = (int(opening["order"][0]), int(opening["order"][1]))
         self._pipe: IO[bytes] = os.fdopen(int(opening["data_fd"]), "rb", buffering=0)
+        self._out_fd, self._out_lock = int(opening["out_fd"]), threading.Lock()
+        self._near, self._downloads = NearCopies(), Downloads(store)
         self._known: Mapping[str, Manifest] = {}
         self._answers: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any] | None]] = {
             "claim": self._claim,
@@ -40,7 +51,8 @@ class StoreFirstRequests:
             "commit": self._commit,
             "abandon": self._abandon,
             "retire": self._retire,
-            "ranges": self._ranges,
+            "fetch_near": self._fetch_near,
+            "read": self._read,
             "manifest": self._manifest,
             "send": self._send,
         }
@@ -68,14 +80,16 @@ class StoreFirstRequests:
             return False
         return True
 
+    def finish(self) -> None:
+        """Wait until the near copies are written."""
+        self._downloads.close()
+        self._near.finish()
+
     def _put(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        operations.put_part(
-            self._store,
-            request["place"],
-            operations.frames(self._pipe),
-            int(request["bytes"]),
-            None if request["near"] is None else Path(request["near"]),
-        )
+        self._downloads.close()  # training has begun
+        copy = self._near.create(Path(request["near"]))
+        size = int(request["bytes"])
+        put_part(self._store, request["place"], frames(self._pipe), size, copy)
         return {"event": "put"}
 
     def _commit(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -100,10 +114,46 @@ class StoreFirstRequests:
         for name in gone:
             self._emit({"event": "removed", "name": name})
 
-    def _ranges(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        place, into = request["place"], Path(request["into"])
-        operations.fetch_ranges(self._store, place, request["ranges"], into)
-        return {"event": "ranges"}
+    def _read(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send chunks of a file to the rank, and write them near as far as the disk takes them in time."""
+        copy = self._near.fill(Path(request["near"]))
+
+        def take(at: int, pieces: Sequence[memoryview]) -> None:
+            self._pass_on(at, pieces)
+            copy.offer(at, pieces)
+
+        place, size = request["place"], int(request["bytes"])
+        try:
+            self._downloads.copy(place, size, request["ranges"], take, copy.offer)
+        finally:
+            copy.close()
+            self._pass_on(0, [])
+        return {"event": "read"}
+
+    def _pass_on(self, at: int, pieces: Sequence[memoryview]) -> None:
+        size = sum(piece.nbytes for piece in pieces)
+        left: list[Any] = [CHUNK.pack(at, size), *pieces]
+        with self._out_lock:
+            while left:
+                sent = os.writev(self._out_fd, left)
+                while left and sent >= len(left[0]):
+                    sent -= len(left.pop(0))
+                if sent:
+                    left[0] = memoryview(left[0])[sent:]
+
+    def _fetch_near(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Have ranges of a file in its near copy, from where ranks of this node will read them."""
+        place, size = request["place"], int(request["bytes"])
+        try:
+            fd = os.open(request["near"], os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                self._downloads.copy(place, size, request["ranges"], partial(_write_at, fd))
+            finally:
+                os.close(fd)
+        except OSError as error:
+            text = f"the folder of checkpoints cannot be written: {error.strerror}"
+            raise CheckpointUnavailable(text) from error
+        return {"event": "fetched_near"}
 
     def _manifest(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         data = self._store.get(f"{request['name']}/{MANIFEST}")
@@ -118,3 +168,10 @@ class StoreFirstRequests:
         finally:
             upload.close()
         return {"event": "sent"}
+
+
+def _write_at(fd: int, at: int, pieces: Sequence[memoryview]) -> None:
+    for piece in pieces:
+        while piece:
+            size = os.pwrite(fd, piece, at)
+            at, piece = at + size, piece[size:]

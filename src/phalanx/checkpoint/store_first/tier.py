@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from phalanx.checkpoint.commit import sealed
 from phalanx.checkpoint.digest import TreeDigest
 from phalanx.checkpoint.remote import manifest_of
 from phalanx.checkpoint.remote_tier import RemoteTier, Tell
-from phalanx.checkpoint.store_first.near_files import NearFile
-from phalanx.checkpoint.store_first.operations import ABORTED, FRAME, Order
+from phalanx.checkpoint.store_first.near_files import Fill, NearFile, Ranges
+from phalanx.checkpoint.store_first.operations import Order
+from phalanx.checkpoint.store_first.transfers import ABORTED, CHUNK, FRAME
+from phalanx.checkpoint.verified_reads import behind
 from phalanx.core.training.checkpoints import FileEntry, Keep, Manifest
 from phalanx.errors import CheckpointUnavailable
 from phalanx.kit.clock import backoff_s
@@ -37,15 +40,24 @@ Pieces = Callable[[], Iterable[Any]]
 class StoreFirstTier(RemoteTier):
     """A prefix of an object store to which every rank of a gang uploads its parts.
 
-    Every rank has one, with a process of its own. `order` is (attempt, generation). `tell` also gets
-    ("removed", {"path"}).
+    Every rank has one, with a process of its own. `order` is (attempt, generation). `shared`: several
+    ranks of this node have the folder. `tell` also gets ("removed", {"path"}).
     """
 
-    def __init__(self, url: str, local: Path, keep: Keep, tell: Tell, order: Order) -> None:
+    def __init__(
+        self,
+        url: str,
+        local: Path,
+        keep: Keep,
+        tell: Tell,
+        order: Order,
+        *,
+        shared: bool = False,
+    ) -> None:
         super().__init__(url, local, keep, tell)
         self.url = url.rstrip("/")
-        self._local, self._order = local, order
-        self._data_fd = -1
+        self._local, self._order, self._shared = local, order, shared
+        self._data_fd = self._in_fd = -1
         self._turn = threading.Lock()
 
     # -- saving ------------------------------------------------------------------------------------
@@ -102,8 +114,12 @@ class StoreFirstTier(RemoteTier):
             _, ready, _ = select.select([], [self._data_fd], [], _LOOK_S)
             if ready:
                 view = view[os.write(self._data_fd, view) :]
-            elif self._child is None or self._child.poll() is not None:
-                raise BrokenPipeError
+            else:
+                self._require_child()
+
+    def _require_child(self) -> None:
+        if self._child is None or self._child.poll() is not None:
+            raise BrokenPipeError
 
     def commit(self, manifest: Manifest) -> str:
         """Commit a checkpoint after all ranks have uploaded their files; returns its URL (rank 0).
@@ -158,12 +174,47 @@ class StoreFirstTier(RemoteTier):
 
     def open_file(self, name: str, entry: FileEntry) -> NearFile:
         """A file of a checkpoint, fetched as far as it is read."""
+        reader = _StoredFile(self, f"{name}/{entry.path}", entry.size_bytes)
+        return NearFile(self.near(name), entry, reader, shared=self._shared)
 
-        def fetch(ranges: Sequence[tuple[int, int]], into: Path) -> None:
-            place = f"{name}/{entry.path}"
-            self._ask({"op": "ranges", "place": place, "ranges": list(ranges), "into": str(into)})
+    def fetch_near(self, request: Mapping[str, Any]) -> None:
+        """Carry out a request of a `_StoredFile`."""
+        self._ask({"op": "fetch_near", **request})
 
-        return NearFile(self.near(name), entry, fetch)
+    def read(self, request: Mapping[str, Any], arrive: Callable[[int, Fill], None]) -> None:
+        """Carry out a request of a `_StoredFile`, and give each chunk to `arrive` as it comes."""
+        with self._turn:
+            self._begin({"op": "read", **request})
+            try:
+                self._take_chunks(arrive)
+            except BrokenPipeError:
+                pass  # the process has died; the reply says so
+            except BaseException:
+                self.leave()  # what it would still send belongs to no request
+                raise
+            self._reply()
+
+    def _take_chunks(self, arrive: Callable[[int, Fill], None]) -> None:
+        head = bytearray(CHUNK.size)
+        while True:
+            self._fill([memoryview(head)])
+            begin, size = CHUNK.unpack(head)
+            if not size:
+                return
+            arrive(begin, self._fill)
+
+    def _fill(self, views: Sequence[memoryview]) -> None:
+        """Fill memory from the process. Raises BrokenPipeError where it has ended."""
+        while views:
+            try:
+                got = os.readv(self._in_fd, views)
+            except BlockingIOError:
+                if not select.select([self._in_fd], [], [], _LOOK_S)[0]:
+                    self._require_child()
+                continue
+            if not got:
+                raise BrokenPipeError
+            views = behind(views, got)
 
     def near(self, name: str) -> Path:
         """Where the near copy of a checkpoint's files is."""
@@ -180,22 +231,51 @@ class StoreFirstTier(RemoteTier):
             return super()._ask(request)
 
     def _start(self, *_given: Any) -> subprocess.Popen[bytes]:
-        if self._data_fd >= 0:
-            os.close(self._data_fd)
+        for fd in (self._data_fd, self._in_fd):
+            if fd >= 0:
+                os.close(fd)
         read_fd, self._data_fd = os.pipe()
+        self._in_fd, write_fd = os.pipe()
         try:
-            for size in _PIPE_BYTES:
-                with contextlib.suppress(OSError):
-                    fcntl.fcntl(self._data_fd, fcntl.F_SETPIPE_SZ, size)
-                    break
-            os.set_blocking(self._data_fd, False)
-            more = {"data_fd": read_fd, "order": list(self._order)}
-            return super()._start(more, (read_fd,))
+            for fd in (self._data_fd, self._in_fd):
+                _enlarge(fd)
+                os.set_blocking(fd, False)
+            more = {"data_fd": read_fd, "out_fd": write_fd, "order": list(self._order)}
+            return super()._start(more, (read_fd, write_fd))
         finally:
             os.close(read_fd)
+            os.close(write_fd)
 
     def _hear(self, event: dict[str, Any]) -> None:
         if event["event"] == "removed":
             self._tell("removed", {"path": self.url_of(event["name"])})
             return
         super()._hear(event)
+
+
+def _enlarge(pipe: int) -> None:
+    for size in _PIPE_BYTES:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredFile:
+    """A file of a checkpoint in the store; see `ObjectReader`."""
+
+    tier: StoreFirstTier
+    place: str
+    size_bytes: int
+
+    def fetch_near(self, ranges: Ranges, near: Path) -> None:
+        """See `ObjectReader`."""
+        self.tier.fetch_near(self._request(ranges, near))
+
+    def read(self, ranges: Ranges, near: Path, arrive: Callable[[int, Fill], None]) -> None:
+        """See `ObjectReader`."""
+        self.tier.read(self._request(ranges, near), arrive)
+
+    def _request(self, ranges: Ranges, near: Path) -> Mapping[str, Any]:
+        place = {"place": self.place, "bytes": self.size_bytes}
+        return {**place, "ranges": list(ranges), "near": str(near)}

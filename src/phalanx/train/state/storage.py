@@ -66,7 +66,8 @@ def storage_for(info: RankInfo, report: Report, channel: Collectives) -> Checkpo
     if apart := strangers(folder, info, channel):
         if url is None:
             raise refusal(folder, apart, info)
-        first = StoreFirstTier(url, folder, keep, tell, (info.attempt, info.generation))
+        order, shared = (info.attempt, info.generation), info.local_world_size > 1
+        first = StoreFirstTier(url, folder, keep, tell, order, shared=shared)
         return CheckpointStorage(first, encryption, compression, first)
     tier: CheckpointTier = CheckpointTier()
     if info.is_main and url is not None:
