@@ -79,6 +79,24 @@ def test_a_folder_that_stays_away_fails_and_the_owner_may_begin_anew(
     assert "without the checkpoints that it has" in platform.run("show", job, "--events").stdout
 
 
+def test_an_older_checkpoint_is_taken_after_the_wait_and_said(platform: Platform, tmp_path: Path):
+    calm, out, go = tmp_path / "calm", tmp_path / "probe", tmp_path / "go"
+    platform.wait_state(platform.submit(probe_spec(calm, *FLAGS)), "succeeded")
+    job = paused_after_a_save(platform, out, go, wait="0.2s")
+    store = Path(platform.show(job).checkpoint_dir)
+    *_, older, newest = sorted(one for one in store.iterdir() if one.name.startswith("step-"))
+    newest.rename(tmp_path / newest.name)
+    platform.run("resume", job)
+    said = f"training goes on from step {int(older.name.split('-')[1])}"
+    wait_until(lambda: said in platform.run("show", job).stdout, "the warning")
+    # It comes back while the job is behind it, and stays at least until the job has overtaken it.
+    (tmp_path / newest.name).rename(newest)
+    go.touch()
+    view = platform.wait_state(job, "succeeded")
+    assert view.lineage.redone > 0 and view.restarts == 0
+    assert out.read_text() == calm.read_text()
+
+
 def test_a_job_that_waits_for_its_checkpoints_is_paused_at_once(platform: Platform, tmp_path: Path):
     """Its grace period, after which ranks are killed, is longer than this test may take."""
     out, go = tmp_path / "probe", tmp_path / "go"
