@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from phalanx.executors import local
 from phalanx.executors.protocol import Executor
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.kit.text import random_hex
-from phalanx.launch.files import write_file
+from phalanx.launch.files import folder_identity, write_file
 from phalanx.schemas.api.pools import ChangeView
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.pool_file import POOL_SCHEMA, read_pool_file
@@ -22,6 +23,7 @@ from phalanx.services.platform import ClusterChange
 
 _FOLDER = "pools"
 _OWNER = "owner"
+_OWNER_HOME = "owner.home"  # device, inode and path of the home that has this name
 # A cluster that does not answer within this time is connected in the background.
 _READY_S = 20.0
 
@@ -72,7 +74,7 @@ class HomeClusters:
         return self._folder / f"{name}.yaml"
 
     def _connect(self, pool: RayPool) -> None:
-        self._routed.add(pool.name, _ray(self._home, pool, _owner(self._folder)))
+        self._routed.add(pool.name, _ray(self._home, pool, cluster_owner(self._home)))
 
 
 def known_clusters(home: HomeLayout) -> dict[str, RayPool]:
@@ -81,12 +83,28 @@ def known_clusters(home: HomeLayout) -> dict[str, RayPool]:
     return {pool.name: pool for path in paths for pool in read_pool_file(path)[0].clusters}
 
 
-def _owner(folder: Path) -> str:
-    """The stored name of this home in the clusters, used to find its running attempts again."""
-    path = folder / _OWNER
-    if not path.exists():
+def cluster_owner(home: HomeLayout) -> str:
+    """The stored name of this home in the clusters, used to find its running attempts again.
+
+    A copy of a home that still exists gets a name of its own: it must not stop what the original runs. One
+    that was moved, or restored from a backup, keeps its name. Raises OSError.
+    """
+    path, root = home.root / _FOLDER / _OWNER, home.root.resolve()
+    record, here = path.with_name(_OWNER_HOME), f"{folder_identity(root)} {root}"
+    recorded = record.read_text().strip() if record.exists() else ""
+    if not path.exists() or _is_copied(recorded, root):
         write_file(path, f"{random_hex(8)}\n".encode())
+    if recorded != here:
+        write_file(record, f"{here}\n".encode())
     return path.read_text().strip()
+
+
+def _is_copied(recorded: str, root: Path) -> bool:
+    """Whether another folder is the home that was recorded; earlier releases recorded none."""
+    identity, _, place = recorded.partition(" ")
+    with contextlib.suppress(OSError):
+        return bool(place) and Path(place) != root and folder_identity(Path(place)) == identity
+    return False
 
 
 def _ray(home: HomeLayout, pool: RayPool, owner: str) -> Executor:

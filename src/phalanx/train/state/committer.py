@@ -248,7 +248,7 @@ class Committer:
         if checkpoint.is_there(self._store / name):
             return True
         try:
-            return any(is_checkpoint_name(one[:22]) for one in os.listdir(self._store))
+            return any(is_checkpoint_name(one.partition(".")[0]) for one in os.listdir(self._store))
         except OSError:
             return False
 

@@ -22,6 +22,7 @@ from phalanx.kit.clock import SystemClock
 from phalanx.launch.files import folder_identity, try_lock
 from phalanx.launch.identity import ProcessIdentity, SupervisorRecord, this_process
 from phalanx.schemas.home import HomeLayout
+from phalanx.standalone.pools import cluster_owner
 
 pytestmark = pytest.mark.unit
 
@@ -114,3 +115,31 @@ def test_a_copied_home_kills_nothing_of_the_original(tmp_path: Path) -> None:
     finally:
         rank.kill()
         rank.wait()
+
+
+def test_a_copied_home_has_a_name_of_its_own_in_clusters(tmp_path: Path) -> None:
+    """By the name the attempts of a home are found and stopped in a Ray cluster."""
+    home, copy = HomeLayout(tmp_path / "home"), HomeLayout(tmp_path / "copy")
+    (home.root / "pools").mkdir(parents=True)
+    name = cluster_owner(home)
+    assert cluster_owner(home) == name
+    shutil.copytree(home.root, copy.root)
+    assert cluster_owner(copy) == cluster_owner(copy) != name
+    assert cluster_owner(home) == name
+    # Moved, or restored in its place or in another one after it was lost, a home keeps its name.
+    moved = HomeLayout(home.root.rename(tmp_path / "moved"))
+    assert cluster_owner(moved) == name
+    shutil.copytree(moved.root, home.root)
+    shutil.rmtree(moved.root)
+    assert cluster_owner(home) == name
+    shutil.copytree(home.root, tmp_path / "aside")
+    shutil.rmtree(home.root)
+    (tmp_path / "aside").rename(home.root)
+    assert cluster_owner(home) == name
+
+
+def test_the_name_that_an_earlier_release_stored_is_kept(tmp_path: Path) -> None:
+    home = HomeLayout(tmp_path / "home")
+    (home.root / "pools").mkdir(parents=True)
+    (home.root / "pools" / "owner").write_text("0123abcd\n")
+    assert cluster_owner(home) == cluster_owner(home) == "0123abcd"
