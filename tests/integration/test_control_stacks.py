@@ -4,6 +4,7 @@ import pytest
 
 from phalanx.core.jobs.desired import Action
 from phalanx.errors import Conflict, NotFound
+from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.wire import supervision as wire
 
 pytestmark = pytest.mark.integration
@@ -94,6 +95,34 @@ def test_a_stall_names_the_culprit_and_not_the_victim_that_another_node_reports(
     assert "line 40 in main" in view.failure.traceback
     assert [one.message for one in view.lineage.restarts] == [said]
     rig.check_log(1)
+
+
+def test_a_rank_of_another_role_is_not_blamed_for_a_stall(rig):
+    """It runs another script, and so it is at another place than all the others."""
+    actor = {"run": ["python", "act.py"], "slots": 1}
+    learner = {"run": ["python", "train.py"], "nodes": 2, "slots": 1}
+    body = {"schema": 1, "name": "r", "framework": "none"}
+    request = SubmitRequest(spec={**body, "roles": {"learner": learner, "actor": actor}})
+    num = rig.client.submit(request).job.num
+    rig.turn()
+    found = [rig.supervisor(num, node_rank) for node_rank in (0, 1, 2)]
+    for one in found:
+        one.ready()
+    for one in found:
+        one.started(pids=(1,))
+    failure = found[0].failure("no step for 5s; rank 0 waits", cause="stalled", rank=None)
+    stalled = wire.RanksStalledReport(seq=0, generation=0, failure=failure)
+    found[0].sync(
+        stacks(found[0], 0, 0, 33, WAITS),
+        stalled.model_copy(update={"seq": found[0].next_seq()}),
+    )
+    found[1].sync(stacks(found[1], 1, 1, 33, WAITS))
+    found[2].sync(stacks(found[2], 1, 2, 7))
+    view = rig.job(num)
+    assert view.state == "recovering" and view.failure.rank is None
+    assert (
+        view.reason.message == "no step for 5s; rank 0 waits for other ranks: train.py:33 in main"
+    )
 
 
 def test_a_node_that_keeps_silent_is_waited_for_ten_seconds(rig, nodes):

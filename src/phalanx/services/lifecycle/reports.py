@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.core.gang.failures import Failure
+from phalanx.core.gang.roles import part_at
 from phalanx.core.gang.stalls import CapturedStack, with_culprit
 from phalanx.core.jobs import events as e
 from phalanx.core.reasons import Cause
@@ -195,15 +196,23 @@ def _stacks(inbox: Inbox, report: wire.StacksReport) -> None:
 
 
 def _stall_over_all_nodes(inbox: Inbox, report: wire.StacksReport) -> Failure | None:
-    """The stall that these stacks were asked for, compared with those of all other nodes; None: none."""
-    attempt = jobs.load(inbox.tx, inbox.job).job.attempt
+    """The stall that these stacks were asked for, compared with those of all other nodes; None: none.
+
+    Ranks of another role run another script: where they are says nothing about these.
+    """
+    job = jobs.load(inbox.tx, inbox.job).job
+    attempt = job.attempt
     if attempt is None or attempt.stall is None or attempt.generation != report.generation:
+        return None
+    role = part_at(job.parts_now(), attempt.stall.node_rank)
+    if inbox.node_rank not in role.nodes:
         return None
     notes = [
         one
         for one in events.of_job(inbox.tx, inbox.job, limit=100_000, kinds=("stacks",))
         if (one.attempt, one.generation) == (attempt.num, attempt.generation)
         and one.data["request"] in (0, attempt.stacks)
+        and one.data["node_rank"] in role.nodes
     ]
     found = {
         row["rank"]: CapturedStack(one.data["node_rank"], row["text"], row["why"])
