@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,17 @@ def test_index_then_verify_as_a_child_process(folder: Path) -> None:
     assert (code, found["ok"]) == (100, False)
     assert [row["file"] for row in found["faults"]] == ["a/2.png"]  # type: ignore[attr-defined]
     assert found["fingerprint"] == about["fingerprint"]
+
+
+def test_an_object_store_as_the_place_of_shards_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["pack", str(folder), "s3://bucket/shards"]) == 1
+    said = capsys.readouterr().err
+    assert "shards are packed into a folder, and s3://bucket/shards is none" in said
+    assert "rclone copy" in said
+    assert not (tmp_path / "s3:").exists()
 
 
 def test_what_people_see(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,6 +96,28 @@ def test_mistakes_are_said(tmp_path, monkeypatch):
         begun(tmp_path, checkpoint_compress="lzma")
 
 
+def test_the_learning_rate_follows_the_ranks_of_the_first_start(tmp_path, monkeypatch):
+    monkeypatch.setenv("PHALANX_REFERENCE_WORLD", "4")
+    run = begun(tmp_path, scale_lr="linear", warmup_steps=3)
+    factors = []
+    for step in run.steps(2):
+        factors.append(run.lr_factor)
+        run.commit(tree(step + 1))
+    again = begun(tmp_path, scale_lr="linear", warmup_steps=3)
+    again.restore(tree(0))
+    for step in again.steps(5):
+        factors.append(again.lr_factor)
+        again.commit(tree(step + 1))
+    assert factors == [1.0, 2.0, 3.0, 4.0, 4.0]
+    # The spec overrides the script.
+    monkeypatch.setenv("PHALANX_TRAINING", '{"scale_lr": "sqrt"}')
+    assert begun(tmp_path / "b", scale_lr="linear").lr_factor == 2.0
+    monkeypatch.delenv("PHALANX_TRAINING")
+    assert begun(tmp_path / "c").lr_factor == 1.0
+    with pytest.raises(SpecInvalid, match="scale_lr: must be one of none, linear, sqrt"):
+        begun(tmp_path / "d", scale_lr="twice", warmup_steps=-1)
+
+
 def test_trees_are_compressed_encrypted_and_copied_to_a_store(tmp_path, monkeypatch):
     pytest.importorskip("obstore")
     monkeypatch.setenv("TREE_KEY", bytes(range(32)).hex())

@@ -120,15 +120,18 @@ class Connections:
 
     def sweep(self, now: float) -> None:
         """Close the connections that have passed a deadline or hold too much memory."""
-        unread = 0
-        stalled: list[tuple[float, GuardedProtocol]] = []
         for one in tuple(self._open):
             if one.is_late(now):
                 one.abort()
-            elif one.unread_bytes:
-                unread += one.unread_bytes
-                stalled.append((one.stalled_since or now, one))
-        for _, one in sorted(stalled, key=lambda found: found[0]):
+        self.limit_unread()
+
+    def limit_unread(self) -> None:
+        """Close the longest stalled ones where unread answers need too much memory."""
+        stalled = [one for one in self._open if one.stalled_since is not None]
+        unread = sum(one.unread_bytes for one in stalled)
+        if unread <= self.limits.max_unread_bytes:
+            return
+        for one in sorted(stalled, key=lambda found: found.stalled_since or 0.0):
             if unread <= self.limits.max_unread_bytes:
                 return
             unread -= one.unread_bytes
@@ -209,6 +212,8 @@ class GuardedProtocol(H11Protocol):
         self.stalled_since = self.loop.time()
         self._unread_at_stall = self.unread_bytes
         super().pause_writing()
+        # At once: a hundred answers of megabytes are made in a second.
+        self._connections.limit_unread()
 
     def resume_writing(self) -> None:
         """See asyncio."""

@@ -21,6 +21,20 @@ from phalanx.services.platform import Platform
 T = TypeVar("T")
 
 
+class Threads(Enum):
+    """Pools of worker threads with their sizes: one that is stuck leaves the others free.
+
+    Writes wait for one another, and for another process that holds the database's lock; reads do not. A
+    page of output takes several times its size in memory while it is made.
+    """
+
+    READS = ("reads", 40)
+    LOGS = ("logs", 6)
+    WRITES = ("writes", 16)
+    SUPERVISORS = ("supervisors", 16)
+    LOOPS = ("loops", 12)
+
+
 @dataclass(slots=True)
 class Presence:
     """The time of the last client request, on the monotonic clock, and the requests that are open."""
@@ -59,6 +73,7 @@ class Context:
         wait_s: float,
         look: Callable[[], T],
         enough: Callable[[T], bool],
+        pool: Threads = Threads.READS,
     ) -> T:
         """Call `look` in a thread, now and at every publication.
 
@@ -67,7 +82,7 @@ class Context:
         until = self.clock.monotonic() + min(wait_s, self.settings.api.max_wait_s)
         with self.notifier.subscribe(*topics) as woken:
             while True:
-                found = await in_thread(look)
+                found = await in_thread(look, pool=pool)
                 left_s = until - self.clock.monotonic()
                 if enough(found) or left_s <= 0 or self.notifier.closed:
                     return found
@@ -81,18 +96,6 @@ def _context(request: Request) -> Context:
 
 
 Here = Annotated[Context, Depends(_context)]
-
-
-class Threads(Enum):
-    """Pools of worker threads with their sizes: one that is stuck leaves the others free.
-
-    Writes wait for one another, and for another process that holds the database's lock; reads do not.
-    """
-
-    READS = ("reads", 40)
-    WRITES = ("writes", 16)
-    SUPERVISORS = ("supervisors", 16)
-    LOOPS = ("loops", 12)
 
 
 _LIMITERS: RunVar[dict[Threads, CapacityLimiter]] = RunVar("phalanx_limiters")

@@ -224,7 +224,7 @@ def _shrink(tx: Tx, job: int, head_id: int, num_bytes: int) -> None:
     gone: list[int] = []
     ends: dict[StreamKey, tuple[int, int]] = {}
     freed = 0
-    with tx.conn.execution_options(yield_per=32).execute(query) as rows:
+    with tx.conn.execution_options(yield_per=4).execute(query) as rows:
         for number, length, end, *stream in rows:
             if freed >= num_bytes:
                 break
@@ -287,7 +287,8 @@ def _logs(job: int, ranks: Sequence[int], stream: str | None) -> Any:
 def _up_to(tx: Tx, query: Any, max_bytes: int) -> list[LogSegment]:
     found: list[LogSegment] = []
     size = 0
-    with tx.conn.execution_options(yield_per=32).execute(query) as rows:
+    # A segment may have a megabyte: few are read ahead.
+    with tx.conn.execution_options(yield_per=4).execute(query) as rows:
         for row in rows.mappings():
             found.append(LogSegment(**row))
             size += len(row["data"])
@@ -352,7 +353,7 @@ def points_of(
     """
     query = chunk_query(job, names=names, ranks=ranks, after_step=after_step)
     wanted = frozenset(ranks)
-    with tx.conn.execution_options(yield_per=32).execute(query) as rows:
+    with tx.conn.execution_options(yield_per=4).execute(query) as rows:
         for row in rows.mappings():
             for rank, step, at, values in row["points"]:
                 if step > after_step and (not wanted or rank in wanted):
@@ -470,7 +471,7 @@ def line_start(tx: Tx, job: int, key: StreamKey, *, start: int, up_to: int) -> t
         .order_by(here.offset)
     )
     found = bytearray()
-    with tx.conn.execution_options(yield_per=32).execute(query) as rows:
+    with tx.conn.execution_options(yield_per=4).execute(query) as rows:
         for offset, data in rows:
             if offset > start + len(found):
                 start, found = offset, bytearray()

@@ -12,13 +12,13 @@ from typing import Any
 
 from phalanx.core.gang import meshes
 from phalanx.core.training.guards import GuardPolicy
+from phalanx.core.training.learning_rate import LR_SCALES
 from phalanx.core.training.pipelines import SCHEDULES
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 RESIZES = ("keep_batch", "scale_batch")
-LR_SCALES = ("none", "linear", "sqrt")
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd", "topk", "randomk", "auto")
 SYNCS = ("none", "local_sgd", "diloco", "server")
 QUANTIZATIONS = ("none", "int8", "int4")

@@ -44,6 +44,8 @@ class RunFlags:
     continues: bool = False
     #: how the job ends without its last checkpoint: `succeed` or `fail`
     on_final_failure: str | None = None
+    #: how the learning rate follows the ranks of the first start: `none`, `linear` or `sqrt`
+    scale_lr: str | None = None
     #: framework of the ranks, such as `torch`
     framework: str | None = None
     #: patterns that read metrics from output lines
@@ -191,18 +193,10 @@ def _merge(defaults: Mapping[str, Any], flags: RunFlags) -> dict[str, Any]:
         value = getattr(flags, key)
         if value is not None:
             data[key] = value
-    if flags.pool:
-        data["pool"] = list(flags.pool)
-    if flags.metrics:
-        data["metrics"] = list(flags.metrics)
-    saving = {
-        "every": flags.checkpoint_every,
-        "directory": flags.checkpoint_directory,
-        "continue": flags.continues or None,
-        "on_final_failure": flags.on_final_failure,
-    }
-    if given := {key: value for key, value in saving.items() if value is not None}:
-        data["checkpoint"] = {**_section(data, "checkpoint"), **given}
+    for key in ("pool", "metrics"):
+        if value := getattr(flags, key):
+            data[key] = list(value)
+    data |= _sections(data, flags)
     if flags.env:
         data["env"] = {**_section(data, "env"), **flags.env}
     if flags.cold:
@@ -213,6 +207,21 @@ def _merge(defaults: Mapping[str, Any], flags: RunFlags) -> dict[str, Any]:
         imports = [*known.get("imports", []), *flags.warm_imports]
         data["warm"] = {**known, "imports": imports}
     return data
+
+
+def _sections(data: Mapping[str, Any], flags: RunFlags) -> dict[str, dict[str, Any]]:
+    """The sections `checkpoint` and `training` with the flags over them, where flags set any."""
+    saving = {
+        "every": flags.checkpoint_every,
+        "directory": flags.checkpoint_directory,
+        "continue": flags.continues or None,
+        "on_final_failure": flags.on_final_failure,
+    }
+    found = {}
+    for section, values in (("checkpoint", saving), ("training", {"scale_lr": flags.scale_lr})):
+        if given := {key: value for key, value in values.items() if value is not None}:
+            found[section] = {**_section(data, section), **given}
+    return found
 
 
 def _ranks(num: int, resources: dict[str, Any]) -> dict[str, int]:

@@ -97,6 +97,14 @@ OnFinalFailure = Annotated[
         help="How the job ends when its last checkpoint cannot be saved; the default is succeed.",
     ),
 ]
+ScaleLr = Annotated[
+    str | None,
+    typer.Option(
+        "--scale-lr",
+        metavar="none|linear|sqrt",
+        help="Multiply the learning rate by the ranks of the first start, in scripts with phalanx.train.",
+    ),
+]
 MaxDuration = Annotated[
     str | None, typer.Option("--max-duration", help="The job fails after this duration.")
 ]
@@ -139,6 +147,7 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     directory: Directory = None,
     continues: Continue = False,
     on_final_failure: OnFinalFailure = None,
+    scale_lr: ScaleLr = None,
     max_duration: MaxDuration = None,
     priority: Priority = None,
     no_warm: NoWarm = False,
@@ -166,6 +175,7 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         checkpoint_directory=directory,
         continues=continues,
         on_final_failure=on_final_failure,
+        scale_lr=scale_lr,
         framework=framework,
         metrics=metrics or (),
         max_duration=max_duration,

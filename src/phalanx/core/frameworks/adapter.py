@@ -36,6 +36,8 @@ class FrameworkAdapter:
     in_roles: bool = False
     #: `training.strategy` lays out the ranks that the platform starts
     lays_out_ranks: bool = True
+    #: keys of the spec's section `training` that have an effect; None: all
+    training_keys: frozenset[str] | None = None
     #: checkpoints may be compressed, encrypted and copied to an object store
     stores_checkpoints: bool = True
 

@@ -119,7 +119,12 @@ class RayFramework(FrameworkAdapter):
 
 for _adapter in (
     FrameworkAdapter(name="torch", forkable=True, in_roles=True),
-    JaxFramework(name="jax", in_roles=True, stores_checkpoints=False),
+    JaxFramework(
+        name="jax",
+        in_roles=True,
+        training_keys=frozenset({"scale_lr", "warmup_steps", "network"}),
+        stores_checkpoints=False,
+    ),
     TensorFlowFramework(name="tensorflow", shares_port=True),
     HorovodFramework(
         name="horovod", forkable=True, in_roles=True, needs_store=True, shares_port=True

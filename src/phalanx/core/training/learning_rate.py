@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 LINEAR_UP_TO = 8192
+_POWERS = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
+LR_SCALES = tuple(_POWERS)
+"""How the rate may follow the number of ranks of the first start."""
 
 
 def _reach(batch: int, linear_up_to: int) -> float:
@@ -30,8 +33,7 @@ def factor(base_batch: int, batch: int, linear_up_to: int = LINEAR_UP_TO) -> flo
 
 def world_factor(scale: str, num_places: int) -> float:
     """What to multiply a rate by that was chosen for one rank: `scale` is none, linear or sqrt."""
-    powers = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
-    return float(max(1, num_places) ** powers[scale])
+    return float(max(1, num_places) ** _POWERS[scale])
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,21 @@ def check_supported(spec: JobSpec) -> list[Problem]:
         + _role_problems(spec)
         + _strategy(spec)
         + _devices(spec)
+        + _inert(spec)
     )
+
+
+def _inert(spec: JobSpec) -> list[Problem]:
+    """Keys of `training` that the library of the framework does not have."""
+    problems = []
+    for plan in spec.plans:
+        keys = framework(plan.framework).training_keys
+        own = plan.name in spec.roles and spec.roles[plan.name].training is not None
+        at = f"roles.{plan.name}." if own else ""
+        for key in () if keys is None else sorted(set(plan.training or {}) - keys):
+            said = f"has no effect with {plan.framework}, which has {', '.join(sorted(keys or ()))}"
+            problems.append(Problem(f"{at}training.{key}", said))
+    return problems
 
 
 def _devices(spec: JobSpec) -> list[Problem]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from phalanx.schemas.api.telemetry import LogPage, MetricsView
-from phalanx.server.context import Here
+from phalanx.server.context import Here, Threads
 from phalanx.server.observe.exposition import Exposition
 from phalanx.server.strict_requests import JobNum, Ranks, SearchText, Texts, Wait
 from phalanx.services.lifecycle.commit import job_topic
@@ -41,6 +41,7 @@ async def get_logs(  # noqa: PLR0913
         wait_s,
         lambda: read_logs(here.platform, num, query, cursor),
         lambda page: bool(page.lines) or page.done,
+        Threads.LOGS,
     )
 
 

@@ -77,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     one = verbs.add_parser("pack", help=about, description=about)
     one.add_argument("path", help="a folder, or s3://bucket/prefix")
     one.add_argument(
-        "out", help="folder for the shards: empty, or of the same packing, interrupted"
+        "out",
+        help="folder of this machine for the shards: empty, or of the same packing, interrupted",
     )
     one.add_argument(
         "--shard-size", default="256MB", type=argument(parse_size), help="size of a shard (256MB)"
@@ -117,6 +118,11 @@ def _index(given: argparse.Namespace) -> int:
 
 
 def _pack(given: argparse.Namespace) -> int:
+    if "://" in given.out:
+        raise UserError(
+            f"shards are packed into a folder, and {given.out} is none",
+            "pack into a folder, and copy it with its index: `rclone copy FOLDER REMOTE:BUCKET/PREFIX`",
+        )
     out = Path(given.out)
     with _cache(given) as cache:
         place = locate(given.path, cache)

@@ -70,6 +70,18 @@ def test_communication_reaches_the_planner():
         spec(communication="some")
 
 
+def test_keys_of_training_that_jax_does_not_have_are_refused():
+    more = {"training": {"scale_lr": "linear", "warmup_steps": 5, "clip": 1.0}}
+    (found,) = problems(framework="jax", **more)
+    assert found.startswith("training.clip: has no effect with jax, which has network, scale_lr")
+    assert problems(framework="torch", **more) == []
+
+
+def test_scale_lr_is_a_flag_of_run():
+    found = _merge({"training": {"clip": 1.0}}, RunFlags(scale_lr="sqrt"))
+    assert found["training"] == {"clip": 1.0, "scale_lr": "sqrt"}
+
+
 class TestRanksOfRun:
     def test_ranks_without_nodes_are_ranks_in_all(self):
         assert _merge({}, RunFlags(ranks_per_node=16))["resources"] == {"accelerators": 16}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["init"]
 
 
-def init(
+def init(  # noqa: PLR0913 - one argument for each option
     *,
     checkpoint_dir: str | Path | None = None,
     checkpoint_every: str | None = None,
@@ -34,6 +34,8 @@ def init(
     checkpoint_store: str | None = None,
     checkpoint_key_env: str | None = None,
     checkpoint_key_file: str | Path | None = None,
+    scale_lr: str = "none",
+    warmup_steps: int = 0,
 ) -> JaxRun:
     """Meet the other processes (`jax.distributed.initialize`), and begin to report and to heed stops.
 
@@ -41,8 +43,10 @@ def init(
     directory; with none from either, nothing is saved. `checkpoint_every` is `10m`, `500 steps` or
     `auto`, `checkpoint_keep` says which stay (`{"last": 3}`). `checkpoint_compress` is `zstd`,
     `checkpoint_store` an object store's prefix, and `checkpoint_key_env` or `checkpoint_key_file` names
-    the encryption key. Raises SpecInvalid when an argument or the environment makes no sense, UserError
-    when the processes share neither a folder nor a store.
+    the encryption key. With `scale_lr` `linear` or `sqrt`, `run.lr_factor` is the number of ranks of the
+    job's first start, or its square root, reached over `warmup_steps` steps; the spec's section
+    `training` overrides both. Raises SpecInvalid when an argument or the environment makes no sense,
+    UserError when the processes share neither a folder nor a store.
     """
     from phalanx.train.frameworks.jax.run import start
 
@@ -55,4 +59,4 @@ def init(
         "key_env": checkpoint_key_env,
         "key_file": checkpoint_key_file,
     }
-    return start(given)
+    return start(given, {"scale_lr": scale_lr, "warmup_steps": warmup_steps})

@@ -10,7 +10,8 @@ import jax
 
 from phalanx import checkpoint
 from phalanx.core.contract.records import DoneRecord, PhaseRecord, StepRecord, StoppedRecord
-from phalanx.errors import FinalCheckpointNotSaved, UserError
+from phalanx.core.training.learning_rate import LR_SCALES, Ramp, world_factor
+from phalanx.errors import FinalCheckpointNotSaved, Problem, SpecInvalid, UserError
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.train.frameworks.jax.processes import (
     JaxProcesses,
@@ -33,9 +34,10 @@ _HEARTBEAT_S = 600
 _MOST_STEPS = 100_000
 
 
-def start(given: Mapping[str, Any]) -> JaxRun:
+def start(given: Mapping[str, Any], options: Mapping[str, Any]) -> JaxRun:
     """Connect to the other processes and build the run; see `phalanx.train.frameworks.jax.init`."""
     info = context.with_checkpoints(context.read(), given)
+    ramp = _ramp(info, {**options, **info.training})
     failure.install(info.error_file)
     if info.launched and info.world_size > 1:
         jax.distributed.initialize(
@@ -60,7 +62,20 @@ def start(given: Mapping[str, Any]) -> JaxRun:
         saver = JaxCheckpoints(
             info.checkpoint_dir, info, processes, report, clock, disk, storage, stop.pause
         )
-    return JaxRun(info, processes, saver, report, clock, stop)
+    return JaxRun(info, processes, saver, report, clock, stop, ramp)
+
+
+def _ramp(info: RankInfo, options: Mapping[str, Any]) -> Ramp:
+    """The factor of the learning rate by step. Raises SpecInvalid."""
+    scale, steps = options["scale_lr"], options["warmup_steps"]
+    problems = []
+    if scale not in LR_SCALES:
+        problems.append(Problem("scale_lr", f"must be one of {', '.join(LR_SCALES)}", scale))
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        problems.append(Problem("warmup_steps", "must be a whole number, at least 0", steps))
+    if problems:
+        raise SpecInvalid(problems)
+    return Ramp(1.0, world_factor(scale, info.reference_world), 0, steps)
 
 
 class JaxRun:
@@ -74,7 +89,9 @@ class JaxRun:
         report: Report,
         clock: Clock,
         stop: StopSignal,
+        ramp: Ramp,
     ) -> None:
+        self._ramp = ramp
         self.rank, self.world_size, self.is_main = info.rank, info.world_size, info.is_main
         self.step = 0
         self._info, self._processes, self._saver = info, processes, saver
@@ -86,6 +103,14 @@ class JaxRun:
         self._agreed_s, self._agreed_step = clock.monotonic(), 0
         self._schedule = SaveSchedule(info, clock.monotonic())
         atexit.register(self._close)
+
+    @property
+    def lr_factor(self) -> float:
+        """What the script multiplies the learning rate of this step by; 1 without `scale_lr`.
+
+        It depends on the step and on the ranks of the job's first start alone, so a resume keeps it.
+        """
+        return self._ramp.at(self.step)
 
     def restore(self, like: Any) -> Any:
         """Return the newest committed tree, structured and sharded like `like`, or `like` itself.

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.core.training.learning_rate import LR_SCALES
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
 
@@ -20,7 +21,6 @@ TEXT_MODELS = ("gpt", "bert")
 MODELS = (*IMAGE_MODELS, *TEXT_MODELS)
 SCHEDULES = ("cosine", "constant")
 PRECISIONS = ("fp32", "fp16", "bf16")
-LR_SCALES = ("none", "linear", "sqrt")
 BACKENDS = ("", "auto", "nccl", "gloo")
 PUBLISHED = "true"
 """The value of `pretrained` for the published weights of the model."""
