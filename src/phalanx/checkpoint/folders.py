@@ -10,12 +10,12 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
+from typing import Protocol
 
 import phalanx
-from phalanx.checkpoint.catalog import list_checkpoints
 from phalanx.checkpoint.commit import CheckpointWriter
 from phalanx.checkpoint.digest import digest_of_file
 from phalanx.core.training.checkpoints import FileEntry, Manifest, Position, root_after
@@ -44,8 +44,23 @@ class FolderOrigin:
     beginning: int = 0
 
 
+class FolderDraft(Protocol):
+    """A checkpoint that is being written, in a folder or in an object store."""
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name."""
+        ...
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """The files that it has."""
+        ...
+
+
 def manifest_of(
-    draft: CheckpointWriter,
+    draft: FolderDraft,
+    listed: Iterable[Manifest],
     step: int,
     origin: FolderOrigin,
     metrics: Mapping[str, float | str],
@@ -54,9 +69,8 @@ def manifest_of(
 ) -> Manifest:
     """The manifest of a draft that holds a folder's files; `now` in microseconds UTC.
 
-    `parent` is the checkpoint that the script continued from. Raises CheckpointUnavailable.
+    `listed` are the checkpoints that are there, `parent` is the one that the script continued from.
     """
-    listed = [one.manifest for one in list_checkpoints(draft.store)]
     return Manifest(
         name=draft.name,
         step=step,

@@ -143,6 +143,10 @@ class CheckpointSearch(StartSearch):
         self._quarantines = quarantines
         self._cleaned = False
 
+    def reject_copy(self, path: Path, why: str) -> None:
+        """See `reject`: a checkpoint in the folder is the checkpoint itself."""
+        self.reject(path, why)
+
     def reject(self, path: Path, why: str) -> None:
         """Set a corrupt checkpoint aside, unless a copy of it can be fetched, and do not try it again."""
         self.bad.append((str(path), why))

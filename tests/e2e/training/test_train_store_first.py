@@ -138,7 +138,7 @@ def test_kills_of_ranks_and_nodes_end_bit_identical(nodes, reference, server):
 @pytest.mark.proof
 @pytest.mark.timeout(3000)
 def test_sixty_kills_of_ranks_and_nodes_end_bit_identical(nodes, reference, server):
-    _survives(nodes, reference, server, 60, 24)
+    _survives(nodes, reference, server, 60, 48)
 
 
 @pytest.mark.extras
@@ -174,3 +174,27 @@ def test_shards_and_stages_resume_from_the_store(nodes, tmp_path, strategy, worl
 
 def _digests(job, rank):
     return json.loads((job.root / f"out.r{rank}.json").read_text())["digests"]
+
+
+def _said(job):
+    return [json.loads((job.root / f"out.r{rank}.json").read_text()) for rank in range(job.world)]
+
+
+@needs_s3
+@pytest.mark.extras
+def test_folders_that_a_script_saves_are_committed_in_the_store(nodes, server):
+    far = in_store(server, f"whole-{os.getpid()}")
+    whole = nodes("folder_job.py", name="whole", world=2, extra=far).start().finish()
+    far = in_store(server, f"folders-{os.getpid()}")
+    job = nodes("folder_job.py", "--pause", "0.2", name="killed", world=2, extra=far)
+    for kill in range(3):
+        job.start()
+        job.wait_for(lambda: len(job.records(kind="checkpoint")) > 1, "two checkpoints")
+        job.kill(0)
+        job.lose(kill % 2)
+    job.start().finish()
+    ends, expected = _said(job), _said(whole)
+    assert [one["digest"] for one in ends] == [one["digest"] for one in expected]
+    assert {one["began"] for one in ends} == {ends[0]["began"]} and ends[0]["began"] >= 18
+    store = opened(server, f"folders-{os.getpid()}")
+    assert set(remote.scrub(store).values()) == {"valid"}

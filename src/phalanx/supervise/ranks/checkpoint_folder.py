@@ -301,9 +301,9 @@ class WatchedCheckpointFolder(CheckpointFolder):
             if not whole or self._is_written() or not (self._trusted or self._all_there()):
                 draft.abandon()
                 return False
-            now = self.clock.now()
-            metrics, parent = told.metrics, self._parent
-            manifest = folders.manifest_of(draft, step, facts.origin, metrics, now, parent)
+            now, metrics, parent = self.clock.now(), told.metrics, self._parent
+            here = [one.manifest for one in checkpoint.list_checkpoints(facts.store)]
+            manifest = folders.manifest_of(draft, here, step, facts.origin, metrics, now, parent)
             made = draft.commit(manifest)
         except BaseException:
             draft.abandon()

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,6 +46,7 @@ from phalanx.train.gang.search_turn import Spread
 from phalanx.train.state.storage import CheckpointStorage
 
 STATE = "state.tensors"
+_COPY_BYTES = 1 << 20
 _NEXT_SAVES = 3  # counted on where all checkpoints are kept
 _GIVEN_UP = "!"
 _LONGEST_PAUSE_S = 60.0
@@ -134,6 +135,18 @@ class StoreDraft:
     def adopt(self, entry: FileEntry) -> None:
         """Add a file that a rank has uploaded; the commit looks for it."""
         self._files.append(entry)
+
+    def add_file(self, path: str, source: Path) -> FileEntry:
+        """Upload one file of any size. Raises OSError, CheckpointUnavailable, PermissionDenied."""
+
+        def pieces() -> Iterator[bytes]:
+            with source.open("rb") as file:
+                while block := file.read(_COPY_BYTES):
+                    yield block
+
+        entry = self._tier.put(self.name, path, pieces, source.stat().st_size)
+        self.adopt(entry)
+        return entry
 
     def commit(self, manifest: Manifest) -> str:
         """Publish the checkpoint; returns its URL. Raises OSError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from phalanx import checkpoint
@@ -32,8 +33,11 @@ class StoreCandidates(StartSearch):
             far = self._tier.claim()
         except CheckpointUnavailable as error:
             return FoundCheckpoints(store_error=error.message)
+        return self._found(self._near(), far)
+
+    def _found(self, near: list[Manifest], far: Mapping[str, Manifest]) -> FoundCheckpoints:
         self._far = set(far)
-        self.known = {one.name: one for one in self._near()} | dict(far)
+        self.known = {one.name: one for one in near} | dict(far)
         return FoundCheckpoints(self._count(self.known), frozenset(self._rejected))
 
     def _near(self) -> list[Manifest]:
