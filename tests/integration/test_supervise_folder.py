@@ -377,6 +377,7 @@ def test_nobody_waits_for_copies_once_the_attempt_is_over(tmp_path, monkeypatch)
 @pytest.mark.parametrize("recovers", [True, False])
 def test_the_last_commit_is_tried_again_on_a_full_disk(tmp_path, monkeypatch, recovers):
     one = Watched(tmp_path, wait_s=GUARD_S if recovers else 0.0)
+    monkeypatch.setattr(one.kept._hurried, "wait", lambda seconds: time.sleep(0.01))
     (one.folder / "state").write_text("first")
     one.committed(1)
     disk = FaultyFiles(one.store, monkeypatch)
@@ -399,6 +400,7 @@ def test_the_last_commit_is_tried_again_on_a_full_disk(tmp_path, monkeypatch, re
 
 def test_a_folder_that_cannot_be_read_is_neither_empty_nor_smaller(tmp_path, monkeypatch):
     one = Watched(tmp_path, wait_s=GUARD_S)
+    monkeypatch.setattr(one.kept._hurried, "wait", lambda seconds: time.sleep(0.01))
     (one.folder / "deep").mkdir()
     (one.folder / "deep" / "weights").write_text("first")
     (one.folder / "state").write_text("first")
