@@ -116,9 +116,10 @@ def describe(where: str, cache: NodeCache) -> StagedInput:
 def _stamp(place: DataLocation, name: str) -> int | str:
     """What changes when a file is replaced by one of the same size."""
     source = place.source
-    return (
-        os.stat(source.root / name).st_mtime_ns if isinstance(source, LocalSource) else source.where
-    )
+    if isinstance(source, LocalSource):
+        return os.stat(source.root / name).st_mtime_ns
+    version = source.version(name) if isinstance(source, ObjectSource) else ""
+    return f"{source.where}\n{version}"
 
 
 def _copy(one: StagedInput, root: Path, target: Path) -> None:
@@ -138,11 +139,14 @@ def _is_there(path: Path, size: int) -> bool:
 
 def _fetch(one: StagedInput, partial: Path, name: str, size: int, digest: str | None) -> None:
     """Copy one file; it gets its name when it is complete and compared."""
+    if not name or name.startswith("/") or ".." in name.split("/"):
+        raise DataCorrupt(f"{one.place.source.where} has an object with the name {name!r}")
     path = partial / name
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     source = one.place.source
     if isinstance(source, ObjectSource):
+        part.write_bytes(b"")  # the child process of the store writes into a file that is there
         source.fetch(name, size, digest, part)
     else:
         file = source.open(name, size, digest, lambda: None)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from phalanx.checkpoint.digest import Digest
+from phalanx.checkpoint.remote_store import client_options
 from phalanx.errors import DataUnavailable, NotFound, NotSupported, PermissionDenied, PlatformError
 
 _CHUNK_BYTES = 4 << 20
@@ -139,16 +140,20 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def _open_store(url: str, options: Mapping[str, Any]) -> Any:
     from obstore.store import from_url
 
-    given = dict(options)
-    if str(given.get("endpoint", "")).startswith("http://"):
-        given["client_options"] = {"allow_http": True} | given.get("client_options", {})
-    return from_url(url, **given)
+    own = os.environ  # noqa: TID251 - the address of the store, as for checkpoints
+    return from_url(url, **client_options(url, options, own))
+
+
+def _version(found: Mapping[str, Any]) -> str:
+    """What changes with an object's content: its version or entity tag, else when it was written."""
+    known = (found["version"] or found["e_tag"] or "").strip('"')
+    return known or str(found["last_modified"])
 
 
 def _answer(store: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     if request["op"] == "list":
         rows = [
-            (found["path"], found["size"], found["version"] or found["e_tag"] or "")
+            (found["path"], found["size"], _version(found))
             for chunk in store.list()
             for found in chunk
         ]

@@ -154,6 +154,10 @@ class ObjectSource:
         self._versions = {name: version for name, _, version in rows}
         return [(name, size) for name, size, _ in rows if not _hidden(name)]
 
+    def version(self, name: str) -> str:
+        """Return what the store says changes with the object's content; as of the last listing."""
+        return self._versions.get(name, "")
+
     def may_hold(self, max_open: int, largest_bytes: int) -> int:
         """Return at least one file, and at most an eighth of the cache."""
         return max(1, min(max_open, self.cache.max_bytes // (8 * max(1, largest_bytes))))
