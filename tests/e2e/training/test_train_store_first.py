@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import pytest
 
@@ -197,4 +198,28 @@ def test_folders_that_a_script_saves_are_committed_in_the_store(nodes, server):
     assert [one["digest"] for one in ends] == [one["digest"] for one in expected]
     assert {one["began"] for one in ends} == {ends[0]["began"]} and ends[0]["began"] >= 18
     store = opened(server, f"folders-{os.getpid()}")
+    assert set(remote.scrub(store).values()) == {"valid"}
+
+
+@needs_s3
+@pytest.mark.extras
+@pytest.mark.skipif(find_spec("jax") is None, reason="needs JAX: make test-extras installs it")
+def test_jax_processes_resume_bit_identical_from_the_store(nodes, server):
+    steps, prefix = "--steps=20", f"jax-{os.getpid()}"
+    far = in_store(server, f"{prefix}-whole", JAX_PLATFORMS="cpu")
+    whole = nodes("jax_job.py", steps, name="whole", world=2, every="3 steps", extra=far)
+    whole.start().finish()
+    far = in_store(server, prefix, JAX_PLATFORMS="cpu")
+    job = nodes("jax_job.py", steps, "--pause=0.2", world=2, every="3 steps", extra=far)
+    for victim in (1, 0):
+        job.start().wait_for(lambda: job.records(kind="checkpoint"), "a checkpoint")
+        job.kill(victim)
+        job.lose(victim)  # this node has lost its disk, the other reads its near copy
+    job.start().finish()
+    restored = job.records(kind="restored")[0]
+    assert restored["path"].startswith("s3://") and restored["exact"] is True
+    assert (job.root / "out.digest").read_text() == (whole.root / "out.digest").read_text()
+    store = opened(server, prefix)
+    kept = remote.look(store).good.values()
+    assert {len(one.files) for one in kept} == {2}  # a part of each process
     assert set(remote.scrub(store).values()) == {"valid"}

@@ -35,6 +35,7 @@ from phalanx.core.training.checkpoints import (
     Position,
     is_checkpoint_name,
     root_after,
+    step_of,
 )
 from phalanx.errors import PlatformError
 from phalanx.kit.clock import Clock
@@ -197,6 +198,21 @@ def differences(facts: Mapping[str, tuple[Any, Any]]) -> str | None:
     return "; ".join(found) or None
 
 
+def _record_of(manifest: Manifest, path: str, took_s: float | None) -> CheckpointRecord:
+    return CheckpointRecord(
+        path=path,
+        name=manifest.name,
+        step=manifest.step,
+        epoch=manifest.position.total_passes,
+        position=manifest.position.consumed,
+        commit=manifest.commit,
+        bytes=manifest.size_bytes,
+        save_s=took_s,
+        why=manifest.why,
+        metrics=dict(manifest.metrics),
+    )
+
+
 class Committer:
     """Commits the checkpoints of a run on rank 0, numbers them, and deletes what retention lets go."""
 
@@ -226,9 +242,21 @@ class Committer:
         self._number = max(self._number, number)
 
     def resumed(self, manifest: Manifest) -> None:
-        """Continue the lineage of a checkpoint."""
+        """Continue the lineage of a checkpoint, and report it if its commit was never reported."""
         self._parent = manifest
         self.seen(manifest.commit)
+        if self._info.is_main and self._is_unreported(manifest):
+            tier = self._storage.store_first
+            folder = str(self._store / manifest.name)
+            place = folder if tier is None else tier.url_of(manifest.name)
+            self._report.write(_record_of(manifest, place, None))
+
+    def _is_unreported(self, manifest: Manifest) -> bool:
+        """Return whether the job's rank was killed between this commit and its record."""
+        known = self._info.resume_path
+        mine = manifest.job_uid is not None and manifest.job_uid == self._info.job_uid
+        newer = known is None or (step_of(known.name) or 0) < manifest.step
+        return mine and newer
 
     def open(self, name: str, step: int) -> Draft | None:
         """Open a checkpoint for writing; None, with a warning, where the disk refuses."""
@@ -292,20 +320,7 @@ class Committer:
         took_s = round(self._clock.monotonic() - began, 6)
         self._parent, self._number = manifest, manifest.commit
         self.last_why, self.problem = manifest.why, ""
-        self._report.write(
-            CheckpointRecord(
-                path=path,
-                name=manifest.name,
-                step=manifest.step,
-                epoch=manifest.position.total_passes,
-                position=manifest.position.consumed,
-                commit=manifest.commit,
-                bytes=manifest.size_bytes,
-                save_s=took_s,
-                why=manifest.why,
-                metrics=dict(manifest.metrics),
-            )
-        )
+        self._report.write(_record_of(manifest, path, took_s))
         if self._storage.store_first is not None:
             uploaded = UploadedRecord(name=manifest.name, bytes=manifest.size_bytes, took_s=took_s)
             self._report.write(uploaded)
