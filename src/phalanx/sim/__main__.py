@@ -227,7 +227,7 @@ def _scenario(asked: argparse.Namespace) -> Scenario:
         else (),
         planner=planner_named(asked.planner),
     )
-    if asked.past and not (asked.quota or asked.guarantee):
+    if asked.past and asked.trace is None and not (asked.quota or asked.guarantee):
         made = replace(made, projects=tuple(history.past_projects(asked.home)))
     if asked.prefer:
         made = changed(made, f"prefer={asked.prefer}")
