@@ -1,7 +1,11 @@
 """The scheduler's benchmark: one table of goals against what was measured.
 
-    python bench/scheduler/run.py [--quick] [--only T1,T9] [--seeds 0,1,2] [--traces DIR] [--keep DIR]
-                                  [--pure]
+    python bench/scheduler/run.py [--quick] [--only judging,T9] [--seeds 0,1,2] [--traces DIR] [--keep DIR]
+                                  [--swf FILE.swf ...] [--swf-nodes 64] [--quarter] [--pure]
+
+`judging` and `tuning` are the sets of `sets.py`: on each of them the planner as it is shipped runs beside
+every peer with the constants that `tune.py` chose, and an oracle; a log given with `--swf` is one more
+judging set. With `--quarter` each set is a quarter of its jobs. `R` and T1 to T9 are further scenarios.
 
 Runs the production planner and its peers in the same simulator on the same jobs; a peer runs where the
 scenario tells it from the others. Two scenarios run side by side, but for T9 and T8, which measure the
@@ -21,17 +25,22 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.scheduler import variants
 from bench.scheduler.elastic import t5
+from bench.scheduler.judge import columns, judge, overall
 from bench.scheduler.live import accasim
 from bench.scheduler.llm import t3, t4, t7
 from bench.scheduler.packing import t6
 from bench.scheduler.philly import t1, t2, tenants
+from bench.scheduler.rules import rules
 from bench.scheduler.scale import t9
+from bench.scheduler.sets import JUDGING, SETS, TUNING, WorkloadSet, swf_set
 from bench.scheduler.steady import t1s, t3s
 from bench.scheduler.storms import t8
 from bench.scheduler.table import Bench, Scenario, Table
@@ -60,10 +69,17 @@ SCENARIOS: dict[str, Scenario] = {
     "T5": printing(t5),
     "T6": printing(t6),
     "T7": t7,
+    "R": rules,
+    **{name: partial(judge, one) for name, one in SETS.items()},
+}
+GROUPS = {
+    part: [name for name, one in SETS.items() if one.part == part] for part in (TUNING, JUDGING)
 }
 ALONE = ("T9", "T8")
-SEEDED = {"T1", "T1q", "T1s", "T2", "T3", "T3s", "T4", "T7", "T8"}
-NEED_TRACES = {"T1", "T1a", "T1q", "T1s", "T2", "T4", "T5", "T6"}
+SEEDED = {"T1", "T1q", "T1s", "T2", "T3", "T3s", "T4", "T7", "T8", "R", *SETS}
+NEED_TRACES = {"T1", "T1a", "T1q", "T1s", "T2", "T4", "T5", "T6"} | {
+    name for name, one in SETS.items() if one.needs_traces
+}
 # Minutes of seed 0 and of a further one, which has fewer peers: from single runs in Python on a shared
 # machine where there are any (T1, T2, T3s), else a guess. For the time left, and to begin with the longest.
 MINUTES = {
@@ -95,31 +111,51 @@ def quick(table: Table) -> None:
     table.at_most("quick", "a storm: evictions in vain", storm.num_needless, 0, "")
 
 
-def measure(task: Task, where: Path, kept: Path | None) -> Table:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What all scenarios share: traces, folder of kept runs, further logs, and how much of a set."""
+
+    traces: Path
+    kept: Path | None = None
+    logs: tuple[Path, ...] = ()
+    log_nodes: int | None = None
+    quarter: bool = False
+
+    def log_sets(self) -> dict[str, WorkloadSet]:
+        """The given logs as judging sets."""
+        return {path.name: swf_set(path, self.log_nodes) for path in self.logs}
+
+
+def measure(task: Task, options: Options) -> Table:
     """One scenario with one seed; gives its goals."""
     name, seed = task
-    bench = Bench(name, seed, where, kept)
-    SCENARIOS[name](bench)
+    bench = Bench(name, seed, options.traces, options.kept, options.quarter)
+    logs = options.log_sets()
+    if name in logs:
+        judge(logs[name], bench)
+    else:
+        SCENARIOS[name](bench)
     return bench.table
 
 
-def run_all(tasks: Sequence[Task], where: Path, kept: Path | None) -> Table:
+def run_all(tasks: Sequence[Task], options: Options) -> Table:
     """Those that measure time first and alone, then the others two by two, the longest first."""
     tables: dict[Task, Table] = {}
     progress = _Progress(tasks)
     for task in [task for task in tasks if task[0] in ALONE]:
-        tables[task] = measure(task, where, kept)
+        tables[task] = measure(task, options)
         progress.ended(task)
     rest = sorted((t for t in tasks if t[0] not in ALONE), key=lambda t: -_minutes(t))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(_WORKERS, mp_context=context) as pool:
-        pending = {pool.submit(measure, task, where, kept): task for task in rest}
+        pending = {pool.submit(measure, task, options): task for task in rest}
         for future in as_completed(pending):
             tables[pending[future]] = future.result()
             progress.ended(pending[future])
     table = Table()
     for task in tasks:
         table.add(tables[task])
+    overall(table.sets, table)
     return table
 
 
@@ -157,11 +193,25 @@ def main() -> int:
     asked.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     asked.add_argument("--pure", action="store_true", help="compile nothing")
     asked.add_argument("--keep", type=Path, help="a folder for finished runs, to go on from")
+    asked.add_argument("--swf", type=Path, nargs="*", default=[], help="further judging logs")
+    asked.add_argument(
+        "--swf-nodes", type=int, help="nodes of 8 of those logs; default: their header"
+    )
+    asked.add_argument("--quarter", action="store_true", help="a quarter of each set of jobs")
     options = asked.parse_args()
-    wanted = options.only.split(",")
-    unknown = [name for name in wanted if name not in SCENARIOS]
+    shared = Options(
+        options.traces, options.keep, tuple(options.swf), options.swf_nodes, options.quarter
+    )
+    logs = shared.log_sets()
+    asked_for = [name for name in options.only.split(",") if name]
+    wanted = [one for name in asked_for for one in GROUPS.get(name, [name])] + list(logs)
+    unknown = [name for name in wanted if name not in SCENARIOS and name not in logs]
     if unknown:
-        asked.error(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+        known = ", ".join((*GROUPS, *SCENARIOS))
+        asked.error(f"no scenario {', '.join(unknown)}; there are {known}")
+    missing = [str(path) for path in options.swf if not path.exists()]
+    if missing:
+        asked.error(f"no log at {', '.join(missing)}")
     tasks = _tasks(wanted, options.seeds, options.traces)
     if tasks and not (options.quick or options.pure):
         _compile_first()
@@ -175,7 +225,8 @@ def main() -> int:
                 print(f"\n{name}: skipped, no traces at {options.traces}")
         if options.keep is not None:
             options.keep.mkdir(parents=True, exist_ok=True)
-        table = run_all(tasks, options.traces, options.keep)
+        table = run_all(tasks, shared)
+    print(columns(table.sets))
     print(f"\nplanner: {variants.here().name}\n{table}\n{time.perf_counter() - began:.0f} s")
     return 0
 

@@ -20,8 +20,8 @@ from phalanx.sim.model import SchedulingPolicy, SimulationSetup
 from phalanx.sim.output.report import RunFigures, figures
 from phalanx.sim.peers.catalog import POLICIES
 
-KNOW_THE_TRUTH = frozenset({"srpt-oracle", "sjf-oracle", "themis-like"})
-"""Policies that look at true durations: bounds, not rivals."""
+KNOW_THE_TRUTH = frozenset({"srpt-oracle", "sjf-oracle", "sjf-predicted", "themis-like"})
+"""Policies that look at true durations, exactly or with an error: bounds, not rivals."""
 
 
 class Table:
@@ -29,6 +29,7 @@ class Table:
 
     def __init__(self) -> None:
         self.goals: dict[tuple[str, str], list[tuple[str, bool]]] = {}
+        self.sets: list[SetFigures] = []
 
     def goal(self, scenario: str, what: str, measured: str, met: bool) -> None:
         self.goals.setdefault((scenario, what), []).append((measured, met))
@@ -42,13 +43,14 @@ class Table:
         """What another process found, behind what is known."""
         for key, found in other.goals.items():
             self.goals.setdefault(key, []).extend(found)
+        self.sets += other.sets
 
     def __str__(self) -> str:
-        lines = [f"{'':5} {'goal':58} {'measured':>30}  met"]
+        lines = [f"{'':22} {'goal':58} {'measured':>30}  met"]
         for (scenario, what), found in self.goals.items():
             measured = ", ".join(figure for figure, _ in found)
             met = "yes" if all(ok for _, ok in found) else "NO"
-            lines.append(f"{scenario:5} {what:58} {measured:>30}  {met}")
+            lines.append(f"{scenario:22} {what:58} {measured:>30}  {met}")
         return "\n".join(lines)
 
 
@@ -58,6 +60,36 @@ class Measured:
 
     row: RunFigures
     more: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class SetFigures:
+    """What one set with one seed showed."""
+
+    name: str
+    seed: int
+    part: str
+    is_gpu: bool
+    ours: Measured
+    best: str  # the best peer by mean delay that does not know the truth
+    peers: Mapping[str, Measured]
+    low: float  # bounds of the 95 % interval of the ratio of means
+    high: float
+
+    @property
+    def ratio(self) -> float:
+        """Our mean delay beside that of the best peer."""
+        return ratio_of(self.ours.row.delay_h, self.peers[self.best].row.delay_h)
+
+    @property
+    def p99_ratio(self) -> float:
+        """Our 99th percentile beside that of the same peer."""
+        return ratio_of(self.ours.row.delay_p99_h, self.peers[self.best].row.delay_p99_h)
+
+
+def ratio_of(ours: float, theirs: float) -> float:
+    """A ratio of delays in hours; a hundredth of a second counts as none."""
+    return (ours + 3e-6) / (theirs + 3e-6)
 
 
 Probe = Callable[[Result, EvictionRecorder], Mapping[str, float]]
@@ -70,12 +102,16 @@ def nothing(_: Result, __: EvictionRecorder) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One scenario with one seed: its traces, the table for its goals, and the folder of kept runs."""
+    """One scenario with one seed: its traces, the table for its goals, and the folder of kept runs.
+
+    `quarter`: sets of jobs are run on a quarter of them.
+    """
 
     scenario: str
     seed: int
     traces: Path
     kept: Path | None = None
+    quarter: bool = False
     table: Table = field(default_factory=Table)
 
     def say(self, text: str) -> None:

@@ -27,7 +27,7 @@ def test_the_quick_run_compares_every_policy() -> None:
     assert done.returncode == 0, done.stderr
     lines = [line.split()[3] for line in done.stdout.splitlines() if line.startswith("[quick")]
     assert set(POLICIES) <= set(lines)
-    assert "quick a storm: evictions in vain" in done.stdout
+    assert any("a storm: evictions in vain" in line for line in done.stdout.splitlines())
 
 
 def test_an_unknown_scenario_is_refused_and_a_missing_trace_is_said(tmp_path: Path) -> None:

@@ -345,3 +345,14 @@ class TestConstants:
                 simulate(jobs, setup, POLICIES[name](min_run_s=wait_s)) for wait_s in (0.0, HOUR)
             )
             assert start_of(at_once, 2) < HOUR <= start_of(later, 2)
+
+
+def test_a_large_job_that_has_never_saved_is_not_preempted_by_its_equals() -> None:
+    """Waiting short jobs outweigh a large one of their priority, if it continues from a checkpoint."""
+    jobs = [job(n, n * 700.0, 60.0, 32, limit_s=60.0) for n in range(1, 20)]
+    jobs += [job(n, 18_010.0 + n, 60.0, 16, limit_s=60.0) for n in range(21, 60)]
+    for every_s, leaves in ((0.0, False), (600.0, True)):
+        large = job(20, 15_000.0, 9 * HOUR, 32, checkpoint_s=every_s, limit_s=99 * HOUR)
+        rough = replace(FREE, graceful=False)
+        result = run("phalanx", [*jobs, large], 4, costs=rough, until_s=30_000.0, audit_every=0)
+        assert (result.runs[20].preemptions > 0) is leaves

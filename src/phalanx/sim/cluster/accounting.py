@@ -107,7 +107,8 @@ class Accounting:
             every = run.job.checkpoint_s
             if every > 0 and not run.stopping:
                 last_s = run.saved_at_s + (self._events.now_s - run.saved_at_s) // every * every
-                if int(last_s * US) != held.saved_at:
+                is_new = int(last_s * US) > (held.saved_at or held.started_at or 0)
+                if is_new:
                     self._cluster.saved(num, int(last_s * US))
 
     def lose(self, run: SimulatedJob, lost_s: float) -> None:

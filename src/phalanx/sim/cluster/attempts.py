@@ -72,7 +72,8 @@ class Attempts:
             started_at=now,
             attained_slot_s=run.attained_slot_s,
             max_duration_s=job.limit_s,
-            saved_at=now,
+            # A job that has saved nothing yet has no checkpoint to continue from.
+            saved_at=now if run.left_s < job.duration_s else None,
             save_s=costs.stop_of(job) if costs.graceful else None,
             restart_s=costs.restart_s,
             protected_until=int((now_s + config.guard_quantum_s) * US) if protected else 0,
