@@ -1,6 +1,6 @@
 import pytest
 
-from e2e.training.gang import HERE, Gang, Nursery
+from e2e.training.gang import HERE, Gang, Nursery, killed_at_end
 
 
 @pytest.fixture(scope="package")
@@ -13,18 +13,12 @@ def nursery():
 @pytest.fixture
 def gang(nursery, tmp_path):
     """A function that makes jobs; whatever of them still runs at the end is killed."""
-    made = []
+    with killed_at_end(nursery) as begun:
 
-    def make(*args, name="job", **options):
-        job = Gang(nursery, tmp_path / name, HERE / "job.py", args, **options)
-        job.root.mkdir()
-        made.append(job)
-        return job
+        def make(*args, name="job", **options):
+            return begun(Gang(nursery, tmp_path / name, HERE / "job.py", args, **options))
 
-    yield make
-    for job in made:
-        if job.pids and not all(pid in nursery.poll() for pid in job.pids):
-            job.kill()
+        yield make
 
 
 @pytest.fixture(scope="package")

@@ -223,3 +223,19 @@ class Gang:
         for rank in ranks or range(self.world):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pids[rank], signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def killed_at_end(nursery):
+    """A function that makes the folder of a gang and notes it; what still runs at the end is killed."""
+    made = []
+
+    def begun(job):
+        job.root.mkdir()
+        made.append(job)
+        return job
+
+    yield begun
+    for job in made:
+        if job.pids and not all(pid in nursery.poll() for pid in job.pids):
+            job.kill()

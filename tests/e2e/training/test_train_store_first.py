@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from e2e.training.gang import HERE, Gang
+from e2e.training.gang import HERE, Gang, killed_at_end
 from phalanx.checkpoint import remote
 from phalanx.checkpoint.remote_store import open_store
 from support.s3 import KEY, SECRET, needs_s3, s3_server
@@ -56,18 +56,12 @@ def server(tmp_path_factory):
 @pytest.fixture
 def nodes(nursery, tmp_path):
     """A function that makes gangs of nodes; what still runs at the end is killed."""
-    made = []
+    with killed_at_end(nursery) as begun:
 
-    def make(script, *args, name="job", **options):
-        job = NodeGang(nursery, tmp_path / name, HERE / script, args, **options)
-        job.root.mkdir()
-        made.append(job)
-        return job
+        def make(script, *args, name="job", **options):
+            return begun(NodeGang(nursery, tmp_path / name, HERE / script, args, **options))
 
-    yield make
-    for job in made:
-        if job.pids and not all(pid in nursery.poll() for pid in job.pids):
-            job.kill()
+        yield make
 
 
 def in_store(server, prefix, **more):
