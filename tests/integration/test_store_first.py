@@ -19,7 +19,12 @@ from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.contract.checkpointing import CheckpointPolicy
 from phalanx.core.training.checkpoints import Keep
 from phalanx.core.training.guards import GuardState, Undo
-from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, UserError
+from phalanx.errors import (
+    CheckpointCorrupt,
+    CheckpointMissing,
+    CheckpointUnavailable,
+    UserError,
+)
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import LocalChannel
 from phalanx.train.gang.report import NoReport
@@ -39,7 +44,15 @@ def nodes(tmp_path):
     """Gangs with a folder for each rank; their upload processes end with the test."""
     made = []
 
-    def use(generation=0, keep=None, encryption=None, packing="none", width=130, world=WORLD):
+    def use(
+        generation=0,
+        keep=None,
+        encryption=None,
+        packing="none",
+        width=130,
+        world=WORLD,
+        wait_s=None,
+    ):
         tiers = []
         for rank in range(world):
             folder = tmp_path / f"node{rank}"
@@ -59,6 +72,7 @@ def nodes(tmp_path):
             packed = compression.compression_for(packing)
             return CheckpointStorage(tiers[rank], encryption or Encryption(), packed, tiers[rank])
 
+        policy = {} if wait_s is None else {"checkpoint": CheckpointPolicy(wait_s=wait_s)}
         gang = ThreadGang(
             lambda rank: tmp_path / f"node{rank}",
             world,
@@ -67,6 +81,7 @@ def nodes(tmp_path):
             NoStaging,
             width=width,
             storage=storage,
+            **policy,
             attempt=1,
             generation=generation,
         )
@@ -243,6 +258,50 @@ def test_a_rolled_back_step_is_not_resumed_from_its_copy(nodes, tmp_path, undone
     assert store.open().undo is None
     left = sorted(one.step for one in remote.look(far(tmp_path)).good.values())
     assert left == ([3] if undone else [3, 8])
+
+
+def test_the_guard_state_is_found_again_on_another_node(nodes, tmp_path):
+    def store(generation, node):
+        tier = nodes(generation).tiers[0]
+        tier.claim()
+        info = RankInfo(attempt=1, generation=generation)
+        return GuardStateFile(tmp_path / f"node{node}", info, LocalChannel(), NoReport(), tier)
+
+    first = store(0, node=0)
+    assert first.open() == GuardState()
+    first.keep(GuardState(halvings=2))
+    second = store(1, node=1)
+    assert second.open().halvings == 2
+    second.keep(GuardState(halvings=3))
+    assert store(2, node=0).open().halvings == 3  # not what is left on the node
+    with pytest.raises(OSError, match="a newer generation"):
+        first.keep(GuardState())
+
+
+@pytest.mark.parametrize("failures", [1, 10_000])
+def test_a_store_that_is_away_while_ranks_read_is_waited_for(nodes, monkeypatch, failures):
+    gang = nodes()
+    gang.open()
+    gang.set(3.0)
+    expected = weights(gang)
+    gang.save(7)
+    again = nodes(generation=1, wait_s=60.0 if failures == 1 else 0.0)
+    tier, left = again.tiers[1], [failures]
+    manifest = tier.manifest
+
+    def away(name):
+        if left[0]:
+            left[0] -= 1
+            raise CheckpointUnavailable("no route to the store")
+        return manifest(name)
+
+    monkeypatch.setattr(tier, "manifest", away)
+    if failures > 1:
+        with pytest.raises(CheckpointMissing, match="no route to the store"):
+            again.open()
+        return
+    assert [one.manifest.step for one in again.open()] == [7] * WORLD
+    require_equal(weights(again), expected)
 
 
 class Counting:

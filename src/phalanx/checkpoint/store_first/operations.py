@@ -87,3 +87,12 @@ def retire(
     for manifest in gone:
         remove(store, manifest.name, known.objects[manifest.name])
     return tuple(manifest.name for manifest in gone)
+
+
+def keep_note(store: ObjectStore, name: str, data: bytes, order: Order) -> None:
+    """Replace a small object beside the checkpoints.
+
+    Raises Conflict when a newer generation has started; CheckpointUnavailable, PermissionDenied.
+    """
+    _require_newest(store, order)
+    store.put(name, lambda: [data], len(data))

@@ -55,6 +55,8 @@ class StoreFirstRequests:
             "read": self._read,
             "manifest": self._manifest,
             "send": self._send,
+            "note": self._note,
+            "keep_note": self._keep_note,
         }
 
     def answer(self, request: Mapping[str, Any]) -> None:
@@ -158,6 +160,16 @@ class StoreFirstRequests:
     def _manifest(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         data = self._store.get(f"{request['name']}/{MANIFEST}")
         return {"event": "manifest", "text": data.decode("utf-8", "surrogateescape")}
+
+    def _note(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {
+            "event": "note",
+            "text": self._store.get(request["name"]).decode("utf-8", "replace"),
+        }
+
+    def _keep_note(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        operations.keep_note(self._store, request["name"], request["text"].encode(), self._order)
+        return {"event": "noted"}
 
     def _send(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Upload a checkpoint that was committed in the local folder, before other ranks need it."""

@@ -26,7 +26,7 @@ from phalanx.checkpoint.store_first.operations import Order
 from phalanx.checkpoint.store_first.transfers import ABORTED, CHUNK, FRAME
 from phalanx.checkpoint.verified_reads import behind
 from phalanx.core.training.checkpoints import FileEntry, Keep, Manifest
-from phalanx.errors import CheckpointUnavailable
+from phalanx.errors import CheckpointUnavailable, NotFound
 from phalanx.kit.clock import backoff_s
 
 NEAR = ".near"
@@ -171,6 +171,23 @@ class StoreFirstTier(RemoteTier):
         """
         text = self._ask({"op": "manifest", "name": name})["text"]
         return manifest_of(text.encode("utf-8", "surrogateescape"), name)
+
+    def note(self, name: str) -> str | None:
+        """A small text beside the checkpoints; None: there is none.
+
+        Raises CheckpointUnavailable, PermissionDenied.
+        """
+        try:
+            return str(self._ask({"op": "note", "name": name})["text"])
+        except NotFound:
+            return None
+
+    def keep_note(self, name: str, text: str) -> None:
+        """Replace a small text beside the checkpoints.
+
+        Raises Conflict when a newer generation has started; CheckpointUnavailable, PermissionDenied.
+        """
+        self._ask({"op": "keep_note", "name": name, "text": text})
 
     def open_file(self, name: str, entry: FileEntry) -> NearFile:
         """A file of a checkpoint, fetched as far as it is read."""

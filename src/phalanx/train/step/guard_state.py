@@ -17,11 +17,12 @@ from typing import Any
 
 from phalanx import checkpoint
 from phalanx.checkpoint.remote_tier import CheckpointTier
+from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.contract.records import QuarantinedRecord, WarningRecord
 from phalanx.core.gang.failures import RankExit, classify
 from phalanx.core.reasons import Cause
 from phalanx.core.training.guards import GUARD_STATE_FILE, GuardState, Undo
-from phalanx.errors import CheckpointUnavailable
+from phalanx.errors import CheckpointUnavailable, PlatformError
 from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
@@ -42,7 +43,10 @@ class GuardStateStore:
 
 
 class GuardStateFile(GuardStateStore):
-    """The guard state in `guards.json` in the job's checkpoint directory."""
+    """The guard state in `guards.json` in the job's checkpoint directory.
+
+    Nodes without a shared folder have it in the object store, too: rank 0 may start on another node.
+    """
 
     keeps = True
 
@@ -75,7 +79,7 @@ class GuardStateFile(GuardStateStore):
 
     def _read(self) -> GuardState:
         try:
-            return GuardState.from_json(json.loads(self._path.read_bytes()))
+            return GuardState.from_json(json.loads(self._text()))
         except FileNotFoundError:
             return GuardState()
         except OSError as error:
@@ -83,6 +87,14 @@ class GuardStateFile(GuardStateStore):
         except (ValueError, AttributeError, TypeError, RecursionError) as error:
             self._report.write(WarningRecord(f"{self._path} cannot be read: {error}"))
             return GuardState()
+
+    def _text(self) -> str:
+        """Return what was stored. Raises FileNotFoundError, OSError, CheckpointUnavailable."""
+        if isinstance(self._tier, StoreFirstTier):
+            found = self._tier.note(GUARD_STATE_FILE)
+            if found is not None:
+                return found
+        return self._path.read_text()
 
     def _died_silently(self, state: GuardState) -> bool:
         """Return whether the previous generation ran out of memory without recording it."""
@@ -133,7 +145,15 @@ class GuardStateFile(GuardStateStore):
         return state
 
     def keep(self, state: GuardState) -> None:
-        """Replace the file atomically. Raises OSError."""
+        """Replace the file atomically, and what is in the store of nodes without a shared folder.
+
+        Raises OSError.
+        """
+        if isinstance(self._tier, StoreFirstTier):
+            try:
+                self._tier.keep_note(GUARD_STATE_FILE, json.dumps(state.to_json()))
+            except PlatformError as error:
+                raise OSError(error.message) from error
         self._store.mkdir(parents=True, exist_ok=True)
         draft = self._path.with_name(f"{GUARD_STATE_FILE}.{random_hex(8)}")
         try:

@@ -13,7 +13,7 @@ from phalanx import checkpoint
 from phalanx.checkpoint.store_first.near_files import NearFile
 from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.training.checkpoints import FileEntry, Manifest, is_of_job
-from phalanx.errors import CheckpointCorrupt, NotFound
+from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, NotFound
 from phalanx.kit.clock import Clock
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
@@ -22,6 +22,9 @@ from phalanx.train.gang.search_turn import Pause, SearchTurn, own_uid, wait_for
 from phalanx.train.state.checkpoint_reader import Restored, read_state, resume_differs
 from phalanx.train.state.storage import CheckpointStorage
 from phalanx.train.state.store_first.candidates import StoreCandidates
+
+# What a rank says of a checkpoint, before the reason: it is bad, or could not be read. The first counts.
+_BAD, _AWAY = "!", "~"
 
 
 class StoreFirstChoice:
@@ -67,7 +70,7 @@ class StoreFirstChoice:
         """Return the newest checkpoint that was not tried yet.
 
         The last one is verified completely before anything is overwritten. Collective. Raises
-        CheckpointMissing, CheckpointUnavailable, PermissionDenied.
+        CheckpointMissing, PermissionDenied.
         """
         while (found := self._turn.next()) is not None:
             restored, problem = self._read(found.name, storage, is_last=found.is_last)
@@ -78,17 +81,35 @@ class StoreFirstChoice:
     def accept(self, restored: Restored, problem: str, storage: CheckpointStorage) -> bool:
         """Return whether all ranks read their parts. Collective."""
         name = restored.manifest.name
-        if not self._agreed(name, problem):
+        if not self._agreed(name, problem and self._cause(name) + problem):
             return False
         self._tier.keep_near(name)
         return True
 
+    def _cause(self, name: str) -> str:
+        """Return whether a checkpoint is bad, or its store does not answer just now."""
+        try:
+            self._tier.manifest(name)
+        except CheckpointUnavailable:
+            return _AWAY
+        except (CheckpointCorrupt, NotFound):
+            return _BAD
+        return _BAD
+
     def _agreed(self, name: str, problem: str) -> bool:
+        """Return whether no rank has a problem; else rank 0 passes over what any finds bad.
+
+        What some rank only could not read is tried again, for as long as checkpoints are waited for.
+        """
         rows = self._channel.gather(problem.encode()[:1000])
-        why = next((row.decode(errors="replace") for row in rows if row), "")
-        if self._channel.broadcast("bad" if why else ""):
+        said = [row.decode(errors="replace") for row in rows if row]
+        if self._channel.broadcast("bad" if said else ""):
             if self._info.is_main:
-                self._candidates.reject(name, why)
+                worst = min(said)
+                if worst.startswith(_BAD):
+                    self._candidates.reject(name, worst[1:])
+                else:
+                    self._candidates.could_not_read(name, worst[1:])
             return False
         return True
 
@@ -111,7 +132,9 @@ class StoreFirstChoice:
                 checkpoint.verify_share(where, manifest, place, files)
             state, rng = read_state(where, manifest, opener)
         except (CheckpointCorrupt, NotFound) as error:
-            return None, error.message
+            return None, f"{_BAD}{error.message}"
+        except CheckpointUnavailable as error:
+            return None, f"{_AWAY}{error.message}"
         differs = resume_differs(manifest, self._info)
         url = self._tier.url_of(name)
         return Restored(where, manifest, state, rng, differs, read, url), ""
