@@ -69,6 +69,13 @@ def plan_pass(cluster: ClusterIndex, now: int) -> Plan:
 
 def _wake_at(state: Pass) -> int | None:
     """Return when a wait alone would change the outcome."""
-    times = list(state.cluster.deferred.values())
+    times = [*state.cluster.deferred.values(), *_patience_ends(state.cluster)]
     times += [one.expires_at for one in state.decisions.reservations if one.victims]
     return min((at for at in times if at > state.now), default=None)
+
+
+def _patience_ends(cluster: ClusterIndex) -> list[int]:
+    """Return when queued jobs stop insisting on their preferred level."""
+    ends = [eq_class.jobs for eq_class in cluster.classes.values() if eq_class.sample.required]
+    limits = [cluster.waiting[num].required_until for jobs in ends for _, num in jobs]
+    return [at for at in limits if at is not None]

@@ -8,16 +8,19 @@ at the pass that broke it. `auditor` has the promises that span several passes. 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, Reservation, fits_ever
 from phalanx.core.scheduling.index.empty_cluster import EmptyCluster
+from phalanx.core.scheduling.index.running import NEVER
 from phalanx.core.scheduling.index.slots import Allocation, mask_of, pick, wants_of
 from phalanx.core.scheduling.index.topology import place
 from phalanx.core.scheduling.model.entitlement import lineage, never_allowed, rolled_up
 from phalanx.core.scheduling.model.planning_input import US
 from phalanx.core.scheduling.model.urgency import expected_s, kind_key
+from phalanx.core.scheduling.search.openings import leaves_at
 from phalanx.core.scheduling.stages.entitlement import entitle
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 from phalanx.errors import InvariantBroken
@@ -128,20 +131,13 @@ def _check_topology(cluster: ClusterIndex, job: QueuedJob, names: list[str]) -> 
 
 
 def check_limits(cluster: ClusterIndex, plan: Plan) -> None:
-    """Check 6: held plus started plus grown stays within every project's limit.
-
-    Jobs that have been asked to leave do not count: their slots are already reserved.
-    """
+    """Check 6: held plus started plus grown stays within every project's limit, also while victims save."""
     used = rolled_up(cluster.projects, cluster.used)
 
     def count(project: str, slots: int) -> None:
         for name in [one.name for one in lineage(cluster.projects, project)] or [project]:
             used[name] = used.get(name, 0) + slots
 
-    asked = {preemption.job for preemption in plan.preemptions}
-    for num, held in cluster.held.items():
-        if held.stopping or num in asked:
-            count(held.project, -held.num_slots)
     for resize in plan.resizes:
         held = cluster.held[resize.job]
         grown = sum(len(share.slots) for share in resize.placement.shares) - held.num_slots
@@ -236,7 +232,7 @@ def _room_in(
 
 
 def check_minimal(cluster: ClusterIndex, plan: Plan) -> None:
-    """Check 10: without any one of the evictions the gang would not fit its reservation."""
+    """Check 10: without any one of the evictions the gang would not fit its nodes or its limits."""
     fresh: dict[int, list[int]] = {}
     for preemption in plan.preemptions:
         fresh.setdefault(preemption.beneficiary, []).append(preemption.job)
@@ -251,7 +247,46 @@ def check_minimal(cluster: ClusterIndex, plan: Plan) -> None:
         for victim in victims:
             room = _room_in(cluster, plan, reservation, set(reservation.victims) - {victim})
             enough = all(slots - others.get(name, 0) >= needs[name] for name, slots in room.items())
-            require(not enough, f"j-{job.num} evicts j-{victim} and does not need its slots")
+            require(
+                not enough or _over_limit_with(cluster, plan, job, victim),
+                f"j-{job.num} evicts j-{victim} and does not need its slots",
+            )
+
+
+def _over_limit_with(cluster: ClusterIndex, plan: Plan, job: QueuedJob, victim: int) -> bool:
+    """Return whether a project of this job would exceed a limit if this victim stayed.
+
+    Victims of later claims do not count: what those free beyond their need was not known before.
+    """
+    last = max(i for i, one in enumerate(plan.preemptions) if one.beneficiary == job.num)
+    gone = {one.job for one in plan.preemptions[: last + 1]} - {victim}
+    own = next(i for i, one in enumerate(plan.reservations) if one.job == job.num)
+    stay = [h for num, h in cluster.held.items() if num not in gone and not h.stopping]
+    slots: dict[str, int] = {}
+    jobs: dict[str, int] = {}
+    amounts = [(held.project, held.num_slots) for held in stay]
+    for start in plan.starts:
+        placed = sum(len(share.slots) for share in start.placement.shares)
+        amounts.append((cluster.waiting[start.job].project, placed))
+    for reservation in plan.reservations[: own + 1]:
+        if reservation.victims:
+            owner = cluster.waiting[reservation.job]
+            amounts.append((owner.project, sum(owner.widths(len(reservation.nodes)))))
+    for resize in plan.resizes:
+        held = cluster.held[resize.job]
+        now = sum(len(share.slots) for share in resize.placement.shares)
+        slots[held.project] = slots.get(held.project, 0) + now - held.num_slots
+    for project, num in amounts:
+        slots[project] = slots.get(project, 0) + num
+        jobs[project] = jobs.get(project, 0) + 1
+    held_slots, held_jobs = rolled_up(cluster.projects, slots), rolled_up(cluster.projects, jobs)
+    shared = {one.name for one in lineage(cluster.projects, cluster.held[victim].project)}
+    return any(
+        (one.max_slots is not None and held_slots[one.name] > one.max_slots)
+        or (one.max_running is not None and held_jobs[one.name] > one.max_running)
+        for one in lineage(cluster.projects, job.project)
+        if one.name in shared
+    )
 
 
 def _kept_on(cluster: ClusterIndex, plan: Plan, mine: Reservation) -> dict[str, int]:
@@ -335,12 +370,19 @@ def check_backfill(cluster: ClusterIndex, plan: Plan, now: int) -> None:
     for reservation in plan.reservations:
         if reservation.victims or reservation.ready_at is None or reservation.ready_at <= now:
             continue
-        for name, need in _needs(cluster, reservation).items():
+        owner = cluster.waiting[reservation.job]
+        # Behind the nodes that it needs an overdue gang keeps others, which open later.
+        num_shares = owner.shape.nodes + sum(role.nodes for role in owner.roles)
+        needed = replace(reservation, nodes=reservation.nodes[:num_shares])
+        for name, need in _needs(cluster, needed).items():
             node = cluster.index.num_of[name]
             room = cluster.index.free[node].bit_count()
             for num, mask in cluster.on_node[node].items():
-                end = cluster.end_of(num, now)
-                room += mask.bit_count() if end is not None and end <= reservation.ready_at else 0
+                expected = cluster.end_of(num, now)
+                leaves = leaves_at(
+                    cluster, num, NEVER if expected is None else expected, owner, now
+                )
+                room += mask.bit_count() if leaves <= reservation.ready_at else 0
             late = 0
             for start in plan.starts:
                 end = ends[start.job]
@@ -348,7 +390,7 @@ def check_backfill(cluster: ClusterIndex, plan: Plan, now: int) -> None:
                     if share.node == name and (end is None or end > reservation.ready_at):
                         late += len(share.slots)
             require(
-                room - late >= need,
+                not late or room - late >= need,
                 f"a start on {name} delays the reservation of j-{reservation.job}",
             )
 

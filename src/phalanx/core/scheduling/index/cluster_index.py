@@ -43,6 +43,8 @@ class EquivalenceClass:
         "key",
         "kind",
         "line",
+        "overdue_s",
+        "overdue_version",
         "request",
         "request_num",
         "sample",
@@ -71,6 +73,8 @@ class EquivalenceClass:
         self.base = 0.0
         self.base_version = -1
         self.base_seen = -1
+        self.overdue_s = 0.0
+        self.overdue_version = -2
 
     def leave(self, lines: Lines) -> None:
         """Leave the line; an empty one is dropped."""

@@ -26,12 +26,16 @@ class EntitlementTier(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimit:
-    """A limit that a request would exceed: the project holds `holds` of at most `most` `unit`."""
+    """A limit that a request would exceed: the project holds `holds` of at most `most` `unit`.
+
+    With `kept_for` the room below the limit is kept for that job.
+    """
 
     project: str  # the project of the job, or one above it
     unit: Literal["slots", "jobs"]  # what the limit counts
     holds: int
     most: int
+    kept_for: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,12 @@ class ProjectShare:
             if one.max_running is not None and jobs >= one.max_running:
                 return QuotaLimit(one.name, "jobs", jobs, one.max_running)
         return None
+
+    @property
+    def most_slots(self) -> float:
+        """Return the slots that all its limits allow on an empty cluster."""
+        limits = [one.max_slots for one in self.lineage if one.max_slots is not None]
+        return min(limits, default=float("inf"))
 
     def left(self, used: Mapping[str, int]) -> int | None:
         """Slots that all its limits still allow; None if nothing limits it."""

@@ -73,6 +73,8 @@ class QueuedJob:
 
     def widths(self, num_shares: int) -> list[int]:
         """Slots of each of so many shares of the gang: those of `shape`, then role after role."""
+        if not num_shares:
+            return []
         others = [role.slots_per_node for role in self.roles for _ in range(role.nodes)]
         return [self.shape.slots_per_node] * (num_shares - len(others)) + others
 
@@ -176,6 +178,11 @@ class PlannerConfig:
     size_exponent: float = 0.5  # 1.0 orders by work per slot-second; lower values favor gangs
     large_job_fraction: float = 0.03  # part of a pool's slots beyond which a job is large
     large_job_slots: int = 16  # a job of up to so many slots is never large
+    #: A gang is overdue once it has waited this long, and this part of its expected run.
+    overdue_after_s: float = 1800.0
+    overdue_part: float = 1.0  # see above; 1.0 is the whole run
+    num_overdue: int = 1  # blocked overdue gangs that go before their equals at a time (0: none)
+    overdue_run_s: float = 3600.0  # time in which its equals do not preempt such a gang, at most
     num_reservations: int = 4  # reservations for blocked gangs in a pass
     reserve_after_s: float = 0.0  # least wait of a gang that gets a reservation
     reservation_ttl_s: float = 900.0  # life of a reservation after its victims have left

@@ -124,6 +124,12 @@ def expected_s(
     )
 
 
+def bounded_s(job: QueuedJob) -> float | None:
+    """Return the run time that a queued job is known not to exceed, seconds; None if unknown."""
+    known = [one for one in (job.remaining_s, job.max_duration_s) if one is not None]
+    return min(known) if known else None
+
+
 def remaining_of(
     kind: KindKey,
     slots: int,
@@ -148,6 +154,7 @@ __all__ = [
     "base_of",
     "base_urgency",
     "bin_of",
+    "bounded_s",
     "expected_end",
     "expected_s",
     "held_base",

@@ -24,6 +24,7 @@ class PendingGang:
     urgency: float
     guarded: bool
     base: float = 0.0
+    overdue: bool = False
 
     def need_slot_s(self, config: PlannerConfig) -> float:
         """Return the slot-seconds of work that its urgency implies, whatever it has waited."""
@@ -103,7 +104,7 @@ class PeerCandidates:
 
     def num_below(self, gang: PendingGang, hysteresis: float) -> int:
         """Return how many of them may be less urgent than the gang."""
-        if gang.guarded:
+        if gang.guarded or gang.overdue:
             return len(self.ranked)
         return bisect_left(self.ranked, (gang.urgency / hysteresis,))
 

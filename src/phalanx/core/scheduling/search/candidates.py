@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from math import isinf
 
 from phalanx.core.scheduling.model.entitlement import EntitlementTier
-from phalanx.core.scheduling.model.planning_input import US, RunningJob
+from phalanx.core.scheduling.model.planning_input import US, PlannerConfig, RunningJob
 from phalanx.core.scheduling.search.candidate_set import (
     CandidateSet,
     IncrementalCandidateSet,
@@ -23,7 +24,7 @@ def candidate_set(search: VictimSearch, gang: PendingGang) -> CandidateSet:
     peers = _peers(search, gang.job.priority)
     num = peers.num_below(gang, search.config.hysteresis)
     bound = search.config.lost_per_need * gang.need_slot_s(search.config)
-    if gang.guarded or peers.most_lost > bound:
+    if gang.guarded or gang.overdue or peers.most_lost > bound:
         return _built(search, gang)
     search.decisions.num_steps += num
     score = search.config.hysteresis, _doubt(search, gang)
@@ -61,7 +62,7 @@ def _built(search: VictimSearch, gang: PendingGang) -> CandidateSet:
         if num in leaving:
             continue
         held = held_by[num]
-        if gang.guarded:
+        if gang.guarded or gang.overdue:
             if not _outweighs(search, gang, held, score, lost):
                 continue
         elif score * factor * doubt >= urgency:
@@ -205,7 +206,8 @@ def _excess(search: VictimSearch, project: str) -> frozenset[int]:
         return known
     share_of = search.shares.get(project)
     floor = 0 if share_of is None else share_of.project.guaranteed_slots
-    over = search.ledger.used.get(project, 0) - floor
+    gone = search.ledger.stopping.get(project, (0, 0))
+    over = search.ledger.used.get(project, 0) - gone[0] - floor
     jobs = [h for h in search.cluster.held.values() if h.project == project and not h.stopping]
     for other, one in search.shares.items():
         if one.project.parent == project and other != project:
@@ -229,7 +231,8 @@ def _outweighs(
     if gang.guarded:
         # Two starving jobs must not preempt each other in turn.
         return held.delayed_s <= config.guard_after_s / 2
-    if score * config.hysteresis * _doubt(search, gang) >= gang.urgency:
+    is_turn = gang.overdue and held.num_slots < gang.job.num_slots
+    if not is_turn and score * config.hysteresis * _doubt(search, gang) >= gang.urgency:
         return False
     # Never lose more than a small part of the work that the gang itself needs.
     return lost <= config.lost_per_need * gang.need_slot_s(config)
@@ -246,6 +249,19 @@ def _doubt(search: VictimSearch, gang: PendingGang) -> float:
 
 
 def _shares_time(search: VictimSearch, held: RunningJob) -> bool:
-    """Return whether peers may preempt it: it can resume, and has run for a while since its start."""
-    ran_s = (search.now - (held.started_at or 0)) / US
-    return held.resumes and ran_s >= search.config.min_run_s
+    """Return whether peers may preempt it: it can resume, and has run for long enough since its start."""
+    at = shares_time_at(held, search.config)
+    return at is not None and at <= search.now
+
+
+def shares_time_at(held: RunningJob, config: PlannerConfig) -> int | None:
+    """Return from when on jobs of its own priority may preempt a running job; None: never.
+
+    A gang that has waited long runs for as long as it waited, and at most for `overdue_run_s`.
+    """
+    if not held.resumes or not held.preemptible or isinf(config.hysteresis):
+        return None
+    run_s = config.min_run_s
+    if config.num_overdue and held.num_slots > 1 and held.delayed_s >= config.overdue_after_s:
+        run_s = max(run_s, min(held.delayed_s, config.overdue_run_s))
+    return max((held.started_at or 0) + int(run_s * US), held.protected_until)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex, EquivalenceClass
@@ -10,13 +11,54 @@ from phalanx.core.scheduling.model.entitlement import (
     ProjectShare,
     QuotaLimit,
 )
-from phalanx.core.scheduling.model.planning_input import US, PlannerConfig, QueuedJob
-from phalanx.core.scheduling.model.urgency import aged, base_urgency, is_guarded
+from phalanx.core.scheduling.model.planning_input import (
+    US,
+    PlannerConfig,
+    QueuedJob,
+    RunningJob,
+)
+from phalanx.core.scheduling.model.urgency import (
+    aged,
+    base_urgency,
+    expected_s,
+    is_guarded,
+    kind_key,
+)
 
 _JUST_BEFORE = 1.0 + 1e-9
 
+# Of one tier, share and priority, guarded jobs go first, then overdue gangs, then the others by urgency.
+GUARDED, OVERDUE, BY_URGENCY = range(3)
+
+SLOTS, JOBS = range(2)
+
 FairShareKey = tuple[int, tuple[int, ...]]
 Rank = tuple[int, tuple[int, ...], int, int, float, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaClaim:
+    """A job at a limit: by project, the slots and jobs that must leave before it may start."""
+
+    excess: dict[str, tuple[int, int]]
+    outermost: str  # the widest of these projects
+
+    def is_covered(self, freed: Mapping[str, Sequence[int]]) -> bool:
+        """Return whether so many slots and jobs, by project, suffice."""
+        return all(
+            got[SLOTS] >= slots and got[JOBS] >= jobs
+            for name, (slots, jobs) in self.excess.items()
+            for got in (freed.get(name, (0, 0)),)
+        )
+
+
+@dataclass(slots=True)
+class QuotaReservation:
+    """Room below a limit that is kept for one job: other jobs end by `ready_at` or fit `extra` slots."""
+
+    job: int
+    ready_at: int
+    extra: int
 
 
 @dataclass(slots=True)
@@ -24,7 +66,9 @@ class Ledger:
     """Used slots, jobs that hold them, and shares of the projects during one pass.
 
     A slot or job counts for its project and for every project above it. `version` changes with every use,
-    so that a search can tell when what it has derived from `used` is outdated.
+    so that a search can tell when what it has derived from `used` is outdated. Jobs that are leaving count
+    until they are gone, and reserved slots as soon as their owner may start: a limit holds both before and
+    after they leave.
     """
 
     cluster: ClusterIndex  # nodes, queue and running jobs
@@ -33,6 +77,14 @@ class Ledger:
     num_jobs: dict[str, int] = field(default_factory=dict)  # jobs that hold slots, by project
     shares: dict[str, ProjectShare] = field(default_factory=dict)  # by project
     version: int = 0  # number of changes of `used`
+    #: By project: slots and jobs of victims of earlier passes.
+    stopping: dict[str, list[int]] = field(default_factory=dict)
+    #: The same for victims of this pass.
+    leaving: dict[str, list[int]] = field(default_factory=dict)
+    #: The same for reservations.
+    promised: dict[str, list[int]] = field(default_factory=dict)
+    #: By project: the room below its limit that is kept for a blocked job.
+    kept: dict[str, QuotaReservation] = field(default_factory=dict)
     config: PlannerConfig = field(init=False)  # that of `cluster`
     _small: float = 0.0  # slots beyond which a queued job is large; 0: not yet computed
     _first_large_jobs: dict[int, float] | None = None  # highest urgency of large jobs, by priority
@@ -41,14 +93,20 @@ class Ledger:
         self.config = self.cluster.config
 
     def tier(self, job: QueuedJob) -> EntitlementTier:
-        """Return the entitlement tier of a queued job at this point of the pass."""
+        """Return the entitlement tier of a queued job at this point of the pass.
+
+        A job at a limit asks for what the limit leaves: smaller jobs of its project have no better tier.
+        """
         urgent = self.config.urgent_priority
         if urgent is not None and job.priority >= urgent:
             return EntitlementTier.URGENT
         share = self.shares.get(job.project)
         if share is None:
             return EntitlementTier.SHARED
-        return share.tier(self.used, job.num_slots)
+        wanted, left = job.num_slots, share.left(self.used)
+        if left is not None and wanted > left and job.least_slots <= share.most_slots:
+            wanted = left
+        return share.tier(self.used, wanted)
 
     def urgency(self, eq_class: EquivalenceClass, since: int) -> float:
         """Return the learned urgency of a job of this class, raised by its wait."""
@@ -116,27 +174,134 @@ class Ledger:
             return (tier, ())
         return (tier, share.over_guarantee(self.used))
 
-    def rank(self, eq_class: EquivalenceClass, position: int) -> Rank:
-        """Return the sort key of the job at `position` of a class; lower goes first."""
+    def rank(self, eq_class: EquivalenceClass, position: int, overdue: bool = True) -> Rank:
+        """Return the sort key of the job at `position` of a class; lower goes first.
+
+        Without `overdue` a gang gets the rank that it has by its urgency.
+        """
         since, num = eq_class.jobs[position]
         job = eq_class.sample
         tier, level = self.fair_share_key(job)
         if self.config.by_arrival or is_guarded(since, self.now, self.config):
-            return (tier, level, -job.priority, 0, 0.0, since, num)
-        return (tier, level, -job.priority, 1, -self._turn(eq_class, since), since, num)
+            return (tier, level, -job.priority, GUARDED, 0.0, since, num)
+        if overdue and self.is_overdue(eq_class, num):
+            return (tier, level, -job.priority, OVERDUE, 0.0, since, num)
+        return (tier, level, -job.priority, BY_URGENCY, -self._turn(eq_class, since), since, num)
 
-    def over_limit(self, job: QueuedJob) -> QuotaLimit | None:
-        """Return the limit that a start of this job would exceed at this point of the pass."""
+    def is_overdue(self, eq_class: EquivalenceClass, num: int) -> bool:
+        """Return whether a gang has waited long enough to go before more urgent jobs of its priority.
+
+        Waits before earlier starts do not count: a gang that was preempted is not overdue at once.
+        """
+        if eq_class.sample.num_slots < 2 or not self.config.num_overdue:
+            return False
+        waited_s = (self.now - self.cluster.waiting[num].since) / US
+        if waited_s < self.config.overdue_after_s:
+            return False
+        return waited_s >= self.overdue_after_s(eq_class)
+
+    def overdue_after_s(self, eq_class: EquivalenceClass) -> float:
+        """Return the wait after which a gang of this class is overdue, seconds."""
+        self._base(eq_class)
+        if eq_class.overdue_version != eq_class.base_version:
+            eq_class.overdue_version = eq_class.base_version
+            lasts_s = expected_s(eq_class.sample, eq_class.kind, self.cluster.history, 0.5)
+            least_s, part = self.config.overdue_after_s, self.config.overdue_part
+            eq_class.overdue_s = max(least_s, part * (lasts_s or 0.0))
+        return eq_class.overdue_s
+
+    def lineage(self, project: str) -> list[str]:
+        """Return the names of a project and those above it."""
+        share = self.shares.get(project)
+        return [project] if share is None else [one.name for one in share.lineage]
+
+    def over_limit(self, job: QueuedJob, wanted: int | None = None) -> QuotaLimit | None:
+        """Return the limit that a start of this job would exceed at this point of the pass.
+
+        An elastic job asks for its least size unless `wanted` names the slots.
+        """
         share = self.shares.get(job.project)
         if share is None:
             return None
-        return share.over_limit(self.used, self.num_jobs, job.num_slots)
+        slots = job.least_slots if wanted is None else wanted
+        found = share.over_limit(self._counted(SLOTS), self._counted(JOBS), slots)
+        return self._kept_from(share, job, slots) if found is None else found
+
+    def left(self, job: QueuedJob | RunningJob) -> int:
+        """Return the slots that the limits of its project still allow."""
+        share = self.shares.get(job.project)
+        left = None if share is None else share.left(self._counted(SLOTS))
+        if share is None or left is None:
+            return 1 << 30
+        extra = [self.kept[one.name].extra for one in share.lineage if one.name in self.kept]
+        return max(0, min([left, *extra])) if isinstance(job, RunningJob) else left
+
+    def _counted(self, unit: int) -> Mapping[str, int]:
+        """Return what counts against limits: the larger of the use now and that after jobs have left."""
+        used = self.used if unit == SLOTS else self.num_jobs
+        if not (self.stopping or self.leaving or self.promised):
+            return used
+        found = dict(used)
+        for name in {*self.stopping, *self.leaving, *self.promised}:
+            before = self.stopping.get(name, (0, 0))[unit]
+            leaving = self.leaving.get(name, (0, 0))[unit]
+            promised = self.promised.get(name, (0, 0))[unit]
+            found[name] = used.get(name, 0) + max(leaving - promised, -before)
+        return found
+
+    def _kept_from(self, share: ProjectShare, job: QueuedJob, slots: int) -> QuotaLimit | None:
+        """Return the limit below which the room that this job would use is kept for another one."""
+        for one in share.lineage if self.kept else ():
+            kept = self.kept.get(one.name)
+            if kept is None or kept.job == job.num or slots <= kept.extra:
+                continue
+            lasts_s = expected_s(job, kind_key(job), self.cluster.history)
+            if lasts_s is None or self.now + lasts_s * US > kept.ready_at:
+                used = self._counted(SLOTS).get(one.name, 0)
+                return QuotaLimit(one.name, "slots", used, one.max_slots or 0, kept.job)
+        return None
+
+    def claim(self, job: QueuedJob) -> QuotaClaim | None:
+        """Return what must leave for this job beside what leaves already; None where no limit binds."""
+        share = self.shares.get(job.project)
+        excess: dict[str, tuple[int, int]] = {}
+        for one in () if share is None else share.lineage:
+            gone = self.stopping.get(one.name, (0, 0))
+            slots = self.used.get(one.name, 0) - gone[SLOTS] + job.least_slots
+            jobs = self.num_jobs.get(one.name, 0) - gone[JOBS] + 1
+            slots = 0 if one.max_slots is None else max(0, slots - one.max_slots)
+            jobs = 0 if one.max_running is None else max(0, jobs - one.max_running)
+            if slots or jobs:
+                excess[one.name] = (slots, jobs)
+        return QuotaClaim(excess, list(excess)[-1]) if excess else None
+
+    def leave(self, held: RunningJob, slots: int, num_jobs: int) -> None:
+        """Count slots of a running job as those of a victim of this pass."""
+        self.use(held.project, -slots, -num_jobs)
+        self._note(self.leaving, held.project, slots, num_jobs)
+
+    def promise(self, job: QueuedJob, slots: int, sign: int = 1) -> None:
+        """Count the slots of a reservation, or with `sign` -1 no longer."""
+        self.use(job.project, sign * slots, sign)
+        self._note(self.promised, job.project, sign * slots, sign)
+
+    def note_stopping(self, held: RunningJob) -> None:
+        """Count a running job as a victim of an earlier pass."""
+        self._note(self.stopping, held.project, held.num_slots, 1)
+
+    def _note(self, where: dict[str, list[int]], project: str, slots: int, num_jobs: int) -> None:
+        if not self.shares:
+            return
+        for name in self.lineage(project):
+            found = where.setdefault(name, [0, 0])
+            found[SLOTS] += slots
+            found[JOBS] += num_jobs
 
     def use(self, project: str, slots: int, num_jobs: int) -> None:
         """Count slots and jobs for a project and those above it; negative slots take slots back."""
-        share = self.shares.get(project)
-        names = [project] if share is None else [one.name for one in share.lineage]
-        for name in names:
+        for name in self.lineage(project):
             self.used[name] = self.used.get(name, 0) + slots
             self.num_jobs[name] = self.num_jobs.get(name, 0) + num_jobs
+            if name in self.kept and slots > 0:
+                self.kept[name].extra -= slots
         self.version += 1

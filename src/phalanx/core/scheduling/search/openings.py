@@ -14,7 +14,8 @@ from phalanx.core.scheduling.index.cluster_index import ClusterIndex, Equivalenc
 from phalanx.core.scheduling.index.running import NEVER
 from phalanx.core.scheduling.index.slots import Allocation, NodeGroup, SlotIndex
 from phalanx.core.scheduling.index.topology import place
-from phalanx.core.scheduling.model.planning_input import QueuedJob
+from phalanx.core.scheduling.model.planning_input import US, QueuedJob
+from phalanx.core.scheduling.search.candidates import shares_time_at
 from phalanx.core.scheduling.search.decisions import Decisions
 
 
@@ -26,42 +27,72 @@ class OpeningSearch:
     now: int
     decisions: Decisions
     index: SlotIndex = field(init=False)
-    _timelines: dict[tuple[int, int], SlotTimeline] = field(default_factory=dict)
-    _ends: list[tuple[int, int]] | None = None
+    _timelines: dict[tuple[int, int, int | None], SlotTimeline] = field(default_factory=dict)
+    _ends: dict[int | None, list[tuple[int, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.index = self.cluster.index
 
-    def soonest(self, eq_class: EquivalenceClass, job: QueuedJob) -> tuple[int, list[int]] | None:
+    def soonest(
+        self, eq_class: EquivalenceClass, job: QueuedJob, overdue: bool = False
+    ) -> tuple[int, list[int]] | None:
         """Return when the gang can start and on which nodes; None if it never could.
 
-        The time is in microseconds, `NEVER` if it is unknown.
+        The time is in microseconds, `NEVER` if it is unknown. An overdue gang can start where jobs of its
+        priority may be preempted.
         """
         if job.roles:
             return _soonest_for_roles(self, eq_class, job)
         best: tuple[int, list[int]] | None = None
         for group in eq_class.groups:
-            found = _soonest(self, group, job)
+            found = _soonest(self, group, job, overdue)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found
         return best
 
-    def ends(self) -> list[tuple[int, int]]:
-        """Return (expected end, job) of every running job, the earliest first."""
-        if self._ends is None:
-            self._ends = self.cluster.running.ends(self.now)
-        return self._ends
+    def ends(self, overdue: QueuedJob | None = None) -> list[tuple[int, int]]:
+        """Return (expected end, job) of every running job, the earliest first.
 
-    def timeline(self, group: NodeGroup, need: int) -> SlotTimeline:
-        """Return the openings of a group for shares of so many slots."""
-        known = self._timelines.get((id(group), need))
+        For an overdue gang a job of its priority or a lower one ends when the gang may preempt it.
+        """
+        priority = None if overdue is None else overdue.priority
+        known = self._ends.get(priority)
         if known is None:
-            known = self._timelines[id(group), need] = SlotTimeline(self, group, need)
+            known = self.cluster.running.ends(self.now)
+            if overdue is not None:
+                known = sorted(
+                    [
+                        (leaves_at(self.cluster, num, at, overdue, self.now), num)
+                        for at, num in known
+                    ]
+                )
+            self._ends[priority] = known
+        return known
+
+    def timeline(
+        self, group: NodeGroup, need: int, overdue: QueuedJob | None = None
+    ) -> SlotTimeline:
+        """Return the openings of a group for shares of so many slots."""
+        key = (id(group), need, None if overdue is None else overdue.priority)
+        known = self._timelines.get(key)
+        if known is None:
+            known = self._timelines[key] = SlotTimeline(self, group, need, overdue)
         return known
 
 
+def leaves_at(cluster: ClusterIndex, num: int, end: int, gang: QueuedJob, now: int) -> int:
+    """Return when a job can be gone: at its expected end, or when an overdue gang may preempt it."""
+    held = cluster.held[num]
+    if held.priority != gang.priority or held.save_s is None or held.stopping:
+        return end
+    if held.num_slots >= gang.num_slots:
+        return end
+    at = shares_time_at(held, cluster.config)
+    return end if at is None else min(end, max(at, now + US) + int(held.save_s * US))
+
+
 def _soonest(
-    search: OpeningSearch, group: NodeGroup, job: QueuedJob
+    search: OpeningSearch, group: NodeGroup, job: QueuedJob, overdue: bool
 ) -> tuple[int, list[int]] | None:
     """Return when a domain of this group first has room for the gang, and its nodes; None if none can.
 
@@ -69,10 +100,13 @@ def _soonest(
     those will have room.
     """
     need = job.shape.slots_per_node
-    openings = search.timeline(group, need)
+    openings = search.timeline(group, need, job if overdue else None)
     unknown: tuple[int, list[int]] | None = None
     for domains in _levels(search, group, job):
-        found = _first_full(openings, domains, job.shape.nodes)
+        if overdue:
+            found = _emptiest_full(openings, domains, job.shape.nodes, _MORE)
+        else:
+            found = _first_full(openings, domains, job.shape.nodes)
         if found is not None and found[0] < NEVER:
             return found
         unknown = unknown or found
@@ -127,6 +161,39 @@ def _first_full(
     return (full_at, rooms[min(full)][:num]) if full else None  # type: ignore[type-var]
 
 
+_SOON = 2
+"""Openings of an overdue gang count up to this many times the time until the first."""
+_MORE = 4
+"""An overdue gang that cannot start soon keeps up to this many times the nodes that it needs."""
+
+
+def _emptiest_full(
+    openings: SlotTimeline, domain_of: Callable[[int], object], num: int, most: int
+) -> tuple[int, list[int]] | None:
+    """Return the emptiest nodes of the domain that has most free slots among those that open soon.
+
+    So the nodes stay the same from pass to pass while estimates change. Where they do not open soon, up to
+    `most` times as many are kept, of which the first to open will do.
+    """
+    now, free = openings.search.now, openings.search.index.num_free
+    rooms: dict[object, list[tuple[int, int, int]]] = {}
+    until: int | None = None
+    for at, node, shares in openings:
+        if until is not None and at > until:
+            break
+        here = rooms.setdefault(domain_of(node), [])
+        here += [(-free[node], at, node)] * shares
+        if until is None and len(here) >= num:
+            until = NEVER if at >= NEVER else _SOON * at - now
+    full = [sorted(here) for here in rooms.values() if len(here) >= num]
+    if not full:
+        return None
+    best = min(full, key=lambda here: [one[0] for one in here[:num]])
+    ready_at = max(at for _, at, _ in best[:num])
+    soon = ready_at - now <= openings.search.cluster.config.overdue_after_s * US
+    return ready_at, [node for _, _, node in best[: num if soon else most * num]]
+
+
 def _soonest_for_roles(
     search: OpeningSearch, eq_class: EquivalenceClass, job: QueuedJob
 ) -> tuple[int, list[int]] | None:
@@ -167,8 +234,11 @@ class SlotTimeline:
     so that nodes kept for one gang are not promised to another.
     """
 
-    def __init__(self, search: OpeningSearch, group: NodeGroup, need: int) -> None:
+    def __init__(
+        self, search: OpeningSearch, group: NodeGroup, need: int, overdue: QueuedJob | None = None
+    ) -> None:
         self.search = search
+        self.overdue = overdue
         self.group = group
         self.need = max(need, 1)
         self.began = len(search.index.journal)
@@ -198,7 +268,7 @@ class SlotTimeline:
         for bucket in self.group.by_free[need:]:
             for node in bucket:
                 yield search.now, node, free[node] // need if nodes[node].splittable else 1
-        for at, num in search.ends():
+        for at, num in search.ends(self.overdue):
             search.decisions.num_steps += 1
             for node in nodes_of[num]:
                 before = free.get(node)

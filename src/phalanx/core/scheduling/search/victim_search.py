@@ -44,6 +44,9 @@ class VictimSearch:
     excess_version: int = -1  # version of the ledger that `excess` reflects
     #: (project, priority, request) for which no victims were found.
     fruitless: set[tuple[str, int, int]] = field(default_factory=set)
+    #: The same for victims within the limits of a project.
+    fruitless_at_limit: set[tuple[str, int, int]] = field(default_factory=set)
+    closed: set[int] = field(default_factory=set)  # nodes that an overdue gang is waiting for
     config: PlannerConfig = field(init=False)  # that of `cluster`
     index: SlotIndex = field(init=False)  # that of `cluster`
 
@@ -64,13 +67,13 @@ class VictimSearch:
         return known
 
     def leave(self, num: int) -> None:
-        """Decide that a running job leaves: its slots no longer count, and no other gang may take it.
+        """Decide that a running job leaves: no other gang may take it, and its slots are not in use.
 
-        It counts against `max_running` until it is gone, as in the passes in which it saves.
+        They and the job itself count against limits until it is gone, as in the passes in which it saves.
         """
         held = self.cluster.held[num]
         self.decisions.leaving.add(num)
-        self.ledger.use(held.project, -held.num_slots, 0)
+        self.ledger.leave(held, held.num_slots, 1)
         for candidates in self.below.values():
             candidates.remove(self.cluster, num)
         for kept in self.incremental.values():

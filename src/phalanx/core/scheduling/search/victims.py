@@ -8,7 +8,7 @@ roles is placed part by part, each in the room that the earlier parts leave.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -69,20 +69,19 @@ class VictimPlan:
 
 
 def find_victims(
-    search: VictimSearch, eq_class: EquivalenceClass, since: int, num: int
+    search: VictimSearch, eq_class: EquivalenceClass, since: int, num: int, overdue: bool = False
 ) -> VictimPlan | None:
     """Return the cheapest victims for the first job of a class, or None if there are none."""
-    job, ledger = search.cluster.waiting[num], search.ledger
+    job = search.cluster.waiting[num]
     key = (job.project, job.priority, eq_class.request_num)
     if key in search.fruitless:
         return None
-    urgency, guarded = ledger.urgency(eq_class, since), is_guarded(since, search.now, search.config)
-    gang = PendingGang(job, ledger.tier(job), urgency, guarded, eq_class.base)
+    gang = pending(search, eq_class, job, since, overdue)
     num_free = sum(group.num_free for group in eq_class.groups)
     best: VictimPlan | None = None
     if could_suffice(search, gang, num_free):
         plain = ordered_candidate_set(search, gang) if job.roles else candidate_set(search, gang)
-        best = _best(search, eq_class, job, plain)
+        best = cheapest_plan(search, eq_class, job, plain)
         if best is None and moves.may_help(search, eq_class, job):
             best = _with_moves(search, eq_class, gang)
         if best is None:
@@ -92,13 +91,22 @@ def find_victims(
     return best
 
 
+def pending(
+    search: VictimSearch, eq_class: EquivalenceClass, job: QueuedJob, since: int, overdue: bool
+) -> PendingGang:
+    """Return a job of a class as the search for victims sees it."""
+    ledger = search.ledger
+    urgency, guarded = ledger.urgency(eq_class, since), is_guarded(since, search.now, search.config)
+    return PendingGang(job, ledger.tier(job), urgency, guarded, eq_class.base, overdue)
+
+
 def _with_moves(
     search: VictimSearch, eq_class: EquivalenceClass, gang: PendingGang
 ) -> VictimPlan | None:
     """Return victims among which small jobs may move elsewhere, if that pays."""
     candidates = ordered_candidate_set(search, gang)
     candidates = candidates.with_more(search.cluster, moves.candidates(search, gang.job))
-    best = _best(search, eq_class, gang.job, candidates)
+    best = cheapest_plan(search, eq_class, gang.job, candidates)
     if best is None or not moves.pays(search, gang.job, best.cost, best.nodes, best.victims):
         return None
     return best
@@ -113,12 +121,13 @@ def _with_large_jobs(
         return None
     if isinstance(candidates, IncrementalCandidateSet):
         candidates = ordered_candidate_set(search, gang)
-    return _best(search, eq_class, gang.job, candidates.with_more(search.cluster, more))
+    return cheapest_plan(search, eq_class, gang.job, candidates.with_more(search.cluster, more))
 
 
-def _best(
+def cheapest_plan(
     search: VictimSearch, eq_class: EquivalenceClass, job: QueuedJob, candidates: CandidateSet
 ) -> VictimPlan | None:
+    """Return the cheapest victims among the candidates that let a gang start on nodes, or None."""
     best: VictimPlan | None = None
     if job.roles:
         for land in lands(eq_class.groups, eq_class.request):
@@ -142,7 +151,7 @@ def _in_group(
     nodes = _cheapest(search, group, job, job.shape, candidates)
     if nodes is None:
         return None
-    victims = _needed(
+    victims = without_needless(
         search, job, nodes, _victims(search, job, job.shape, nodes, candidates), candidates
     )
     prices = [candidates.prices[v] for v in victims]
@@ -234,7 +243,7 @@ def _roles_inside(
     finally:
         index.rollback(mark)
     every = [node for at in sorted(placed) for node in placed[at]]
-    needed = _needed(search, job, every, victims, CandidateSet(prices))
+    needed = without_needless(search, job, every, victims, CandidateSet(prices))
     costs = [prices[v] for v in needed]
     return VictimPlan(sum(costs), every, needed, costs)
 
@@ -377,7 +386,7 @@ def _offers(
         had = free[node]
         if had + slots < need or not slots or (plain and had >= need):
             continue
-        if group_of[node] is not group or nodes[node].closed:
+        if group_of[node] is not group or nodes[node].closed or node in search.closed:
             continue
         if plain and had + slots == need == size:
             others.append((costs[node], node, 0))
@@ -463,6 +472,8 @@ def _split_offers(
     found = []
     for bucket in group.by_free:
         for node in bucket:
+            if node in search.closed:
+                continue
             most = group.size // max(shape.slots_per_node, 1)
             most = most if search.index.nodes[node].splittable else 1
             before = dearest = 0.0
@@ -493,16 +504,23 @@ def _victims(
     return list(found)
 
 
-def _needed(
+def without_needless(
     search: VictimSearch,
     job: QueuedJob,
     nodes: list[int],
     victims: list[int],
     candidates: CandidateSet,
+    suffices: Callable[[list[int]], bool] | None = None,
 ) -> list[int]:
-    """Return the victims without superfluous ones, dropping the most expensive first."""
+    """Return the victims without superfluous ones, dropping the most expensive first.
+
+    `suffices` tells whether the victims that remain suffice for something else than room on nodes.
+    """
     index, cluster, shapes = search.index, search.cluster, (job.shape, *job.roles)
-    if any(any(wants_of(one, job.cpus_per_node, job.memory_per_node_bytes)) for one in shapes):
+    wants = (wants_of(one, job.cpus_per_node, job.memory_per_node_bytes) for one in shapes)
+    if any(map(any, wants)) and not all(
+        set(cluster.nodes_of[v]).isdisjoint(nodes) for v in victims
+    ):
         return victims
     room = {node: index.free[node].bit_count() for node in nodes}
     for node, width in zip(nodes, job.widths(len(nodes)), strict=True):
@@ -518,6 +536,9 @@ def _needed(
             for node in cluster.nodes_of[victim]
             if node in room
         }
+        others = [one for one in victims if one in kept and one != victim]
+        if suffices is not None and not suffices(others):
+            continue
         if all(room[node] >= slots for node, slots in gone.items()):
             kept.remove(victim)
             for node, slots in gone.items():

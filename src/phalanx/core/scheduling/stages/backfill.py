@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
 from phalanx.core.scheduling.model.planning_input import US
-from phalanx.core.scheduling.model.urgency import expected_s
+from phalanx.core.scheduling.model.urgency import bounded_s, expected_s
 from phalanx.core.scheduling.stages.scheduling_pass import KeptSlots, Pass
 
 
@@ -31,11 +31,11 @@ def _fill(
             job = state.cluster.waiting[num]
             if num in started or num == owner:
                 continue
-            lasts_s = expected_s(job, eq_class.kind, history)
+            lasts_s = bounded_s(job) if kept.firm else expected_s(job, eq_class.kind, history)
             if lasts_s is None or lasts_s > window_s or state.ledger.over_limit(job):
                 break
             if not state.try_start(eq_class, num):
                 break
     state.kept.remove(kept)
     widths = state.cluster.waiting[owner].widths(len(kept.reservation.nodes))
-    state.hold_back(kept.reservation, *widths)
+    state.hold_back(kept.reservation, *widths).firm = kept.firm

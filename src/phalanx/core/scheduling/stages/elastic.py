@@ -20,6 +20,7 @@ from phalanx.core.scheduling.model.outcome import Resize
 from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import US, QueuedJob, RunningJob
 from phalanx.core.scheduling.model.scaling import speed
+from phalanx.core.scheduling.search.ledger import QuotaClaim
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 _MIN_GAIN = 1.15
@@ -88,22 +89,29 @@ def _of_queued(job: QueuedJob) -> _ElasticJob:
 # -- shrink --------------------------------------------------------------------------------------
 
 
-def shrink_for(state: Pass, eq_class: EquivalenceClass, num: int) -> bool:
+def shrink_for(
+    state: Pass, eq_class: EquivalenceClass, num: int, claim: QuotaClaim | None = None
+) -> bool:
     """Make room for a blocked job by shrinking elastic ones of at most its priority.
 
-    A rigid job may shrink them to their least size, an elastic one to their decided size.
+    A rigid job may shrink them to their least size, an elastic one to their decided size. For a job at a
+    limit, only jobs of the project that the limit belongs to shrink.
     """
     job = state.cluster.waiting[num]
     givers = [
         (held, spare)
         for held in _elastic(state)
-        if held.priority <= job.priority and (spare := _spare(state, held, job))
+        if held.priority <= job.priority
+        and held.preemptible
+        and (claim is None or claim.outermost in state.ledger.lineage(held.project))
+        and (spare := _spare(state, held, job))
     ]
     if not givers:
         return False
     wanted = job.shape
     if job.min_nodes is not None:
         nodes = max(job.min_nodes, state.sizes.get(num, job.min_nodes))
+        nodes = job.min_nodes if claim is not None else nodes
         wanted = GangShape(nodes, wanted.slots_per_node, wanted.ranks_per_node)
     given: dict[int, list[Allocation]] = {}
     mark = state.index.mark()
@@ -113,7 +121,8 @@ def shrink_for(state: Pass, eq_class: EquivalenceClass, num: int) -> bool:
             state.index.give(share)
             given.setdefault(held.job, []).append(share)
             state.decisions.num_steps += 1
-            allocations = place(state.index, eq_class.request, eq_class.groups, wanted)
+            if claim is None or claim.is_covered(_freed(state, given)):
+                allocations = place(state.index, eq_class.request, eq_class.groups, wanted)
             if allocations is not None:
                 break
         if allocations is not None:
@@ -122,9 +131,23 @@ def shrink_for(state: Pass, eq_class: EquivalenceClass, num: int) -> bool:
     if allocations is None:
         return False
     used = {allocation.node for allocation in allocations}
-    given = {j: s for j, s in given.items() if any(share.node in used for share in s)}
+    near = {j: s for j, s in given.items() if any(share.node in used for share in s)}
+    if claim is None or claim.is_covered(_freed(state, near)):
+        given = near
+    if not given:
+        return False
     _commit(state, job, allocations, given)
     return True
+
+
+def _freed(state: Pass, given: dict[int, list[Allocation]]) -> dict[str, list[int]]:
+    """Return the slots, by project, that the shares free; no job ends."""
+    freed: dict[str, list[int]] = {}
+    for num, shares in given.items():
+        for name in state.ledger.lineage(state.cluster.held[num].project):
+            got = freed.setdefault(name, [0, 0])
+            got[0] += sum(share.mask.bit_count() for share in shares)
+    return freed
 
 
 def _cost(held: RunningJob) -> float:
@@ -155,13 +178,13 @@ def _commit(
         text = f"gives {len(shares)} nodes to j-{job.num}"
         state.decisions.resize(held, Resize(num, smaller, Reason(ReasonCode.PREEMPTED, text)))
         wait_s = max(wait_s, held.save_s or 0.0)
+        state.ledger.leave(held, sum(share.mask.bit_count() for share in shares), 0)
     names = tuple(state.index.nodes[allocation.node].id for allocation in allocations)
     ready_at = state.now + int(wait_s * US)
     expires_at = ready_at + int(state.config.reservation_ttl_s * US)
     reservation = Reservation(job.num, names, ready_at, expires_at, tuple(given))
     state.reserve(reservation, job)
-    # Slots count for the projects of the shrinking jobs until they are given back.
-    state.ledger.use(job.project, job.num_slots, 1)
+    state.ledger.promise(job, sum(job.widths(len(names))))
 
 
 def _elastic(state: Pass) -> list[RunningJob]:
@@ -200,7 +223,7 @@ def _grow(state: Pass, held: RunningJob, wanted: int) -> None:
         return
     index, per_node = state.index, len(shares[0].slots)
     room = _room_near(state, held, per_node)
-    extra = room[: min(wanted - len(shares), _allowed(state, held) // max(per_node, 1))]
+    extra = room[: min(wanted - len(shares), state.ledger.left(held) // max(per_node, 1))]
     faster = speed(held.speeds, len(shares) + len(extra)) / speed(held.speeds, len(shares))
     if not extra or faster < _MIN_GAIN:
         return
@@ -237,10 +260,3 @@ def _room_near(state: Pass, held: RunningJob, per_node: int) -> list[int]:
                 room.append(node)
     # Its own nodes first: fewer links to cross.
     return sorted(room, key=lambda node: node not in taken)
-
-
-def _allowed(state: Pass, held: RunningJob) -> int:
-    """Slots that its project may still take."""
-    share_of = state.ledger.shares.get(held.project)
-    left = None if share_of is None else share_of.left(state.ledger.used)
-    return 1 << 30 if left is None else left

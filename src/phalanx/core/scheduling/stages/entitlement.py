@@ -17,6 +17,8 @@ def entitle(state: Pass) -> None:
         ledger.num_jobs = _num_jobs(cluster)
         demand = _demand_within_limits(cluster, ledger.num_jobs)
     ledger.shares = project_shares(cluster.projects, cluster.used, demand, capacity)
+    for num in cluster.stopping if ledger.shares else ():
+        ledger.note_stopping(cluster.held[num])
 
 
 def _num_jobs(cluster: ClusterIndex) -> dict[str, int]:

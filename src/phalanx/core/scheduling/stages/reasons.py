@@ -45,6 +45,9 @@ def over_limit(limit: QuotaLimit, job: QueuedJob) -> Reason:
     name = f"project {limit.project}"
     if limit.project != job.project:
         name += f", which {job.project} is part of,"
+    if limit.kept_for is not None:
+        text = f"the free slots of {name} are kept for j-{limit.kept_for}, which waits at its limit"
+        return Reason(ReasonCode.WAITING_BEHIND, text)
     if limit.unit == "jobs":
         text = f"{name} runs {limit.holds} jobs of at most {limit.most}"
     else:

@@ -8,6 +8,7 @@ from phalanx.core.scheduling.index.topology import num_leaves, place_on
 from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import US
 from phalanx.core.scheduling.model.urgency import is_guarded
+from phalanx.core.scheduling.search.quota import keep_room
 from phalanx.core.scheduling.stages.queue import QueueHead, Verdict
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
@@ -15,24 +16,35 @@ from phalanx.core.scheduling.stages.scheduling_pass import Pass
 def honour(state: Pass) -> None:
     """Start owners of open reservations in them, and keep the others closed to all other jobs."""
     cluster = state.cluster
-    open_ = []
+    valid: list[tuple[Reservation, EquivalenceClass]] = []
     for num in sorted(cluster.reservations):
         reservation, eq_class = cluster.reservations[num], cluster.class_of.get(num)
         if eq_class is None or state.now >= reservation.expires_at or _is_void(state, reservation):
             continue
+        valid.append((reservation, eq_class))
+        state.ledger.promise(cluster.waiting[num], _num_slots(state, reservation))
+    open_ = []
+    for reservation, eq_class in valid:
         if not _start_inside(state, reservation, eq_class):
             kept = state.hold_back(reservation, *eq_class.sample.widths(len(reservation.nodes)))
-            open_.append((num, eq_class, kept))
+            open_.append((reservation.job, eq_class, kept))
     # Only now that every reservation is closed may an owner start elsewhere, outside the others.
     for num, eq_class, kept in open_:
+        reservation, job = kept.reservation, cluster.waiting[num]
+        slots = _num_slots(state, reservation)
         state.release(kept)
         state.kept.remove(kept)
-        if state.try_start(eq_class, num):
+        state.ledger.promise(job, slots, -1)
+        if state.ledger.over_limit(job) is None and state.try_start(eq_class, num):
             continue
-        reservation, job = kept.reservation, cluster.waiting[num]
+        state.ledger.promise(job, slots)
         state.hold_back(reservation, *eq_class.sample.widths(len(reservation.nodes)))
         state.decisions.reservations.append(reservation)
-        state.ledger.use(job.project, job.num_slots, 1)
+
+
+def _num_slots(state: Pass, reservation: Reservation) -> int:
+    """Return the slots of a reservation."""
+    return sum(state.cluster.waiting[reservation.job].widths(len(reservation.nodes)))
 
 
 def _is_void(state: Pass, reservation: Reservation) -> bool:
@@ -50,11 +62,14 @@ def _start_inside(state: Pass, reservation: Reservation, eq_class: EquivalenceCl
     if job.shape.nodes + sum(role.nodes for role in job.roles) != len(reservation.nodes):
         return False
     nodes = [index.num_of[name] for name in reservation.nodes]
-    allocations = place_on(index, eq_class.request, job, nodes)
-    if allocations is None:
-        return False
-    state.start(job, allocations)
-    return True
+    state.ledger.promise(job, job.num_slots, -1)
+    if state.ledger.over_limit(job, job.num_slots) is None:
+        allocations = place_on(index, eq_class.request, job, nodes)
+        if allocations is not None:
+            state.start(job, allocations)
+            return True
+    state.ledger.promise(job, job.num_slots)
+    return False
 
 
 def reserve(state: Pass, head: QueueHead) -> Verdict:
@@ -71,7 +86,7 @@ def reserve(state: Pass, head: QueueHead) -> Verdict:
 
 def _keep_soonest(state: Pass, head: QueueHead) -> bool:
     job = state.cluster.waiting[head.num]
-    best = state.openings.soonest(head.eq_class, job)
+    best = state.openings.soonest(head.eq_class, job, head.overdue)
     if best is None:
         return False
     ready_at, nodes = best
@@ -83,4 +98,17 @@ def _keep_soonest(state: Pass, head: QueueHead) -> bool:
     names = tuple(state.index.nodes[node].id for node in nodes)
     at = None if ready_at >= NEVER else ready_at
     state.reserve(Reservation(head.num, names, at, state.now), job)
+    if head.overdue:
+        state.kept[-1].firm = True
+        state.victims.closed.update(nodes)
+    keep_room(state.openings, state.ledger, job, head.overdue)
     return True
+
+
+def keep_below_limits(state: Pass, head: QueueHead) -> None:
+    """Keep room below the limits of its project for a job at a limit: a reservation without nodes."""
+    job = state.cluster.waiting[head.num]
+    ready_at = keep_room(state.openings, state.ledger, job, head.overdue)
+    if ready_at is not None:
+        at = None if ready_at >= NEVER else ready_at
+        state.decisions.reservations.append(Reservation(head.num, (), at, state.now))

@@ -24,6 +24,8 @@ class KeptSlots:
     reservation: Reservation
     allocations: list[Allocation]
     num_slots: int
+    #: Whether only jobs that are known to end in time may use them: a learned duration is no promise.
+    firm: bool = False
 
 
 @dataclass(slots=True)
@@ -72,6 +74,10 @@ class Pass:
         shape = job.shape
         least = shape.nodes if job.min_nodes is None else max(1, job.min_nodes)
         most = max(least, min(shape.nodes, self.sizes.get(num, shape.nodes)))
+        if most > least:
+            others = job.num_slots - shape.num_slots
+            allowed = (self.ledger.left(job) - others) // max(shape.slots_per_node, 1)
+            most = max(least, min(most, allowed))
         for nodes in range(most, least - 1, -1):
             self.decisions.num_steps += 1
             size = shape if nodes == shape.nodes else replace(shape, nodes=nodes)

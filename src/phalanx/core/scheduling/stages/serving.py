@@ -6,20 +6,51 @@ from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.model.outcome import Preemption
 from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import US, QueuedJob
+from phalanx.core.scheduling.search.ledger import QuotaClaim
+from phalanx.core.scheduling.search.quota import find_quota_victims
 from phalanx.core.scheduling.search.victims import VictimPlan, find_victims
-from phalanx.core.scheduling.stages import elastic, reasons
+from phalanx.core.scheduling.stages import elastic, reasons, reservations
 from phalanx.core.scheduling.stages.queue import QueueHead, Verdict
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 
 def quota(state: Pass, head: QueueHead) -> Verdict:
-    """Block a class if its next job would exceed a limit of its project or of one above."""
+    """Hold a job at a limit of its project or of one above, unless jobs of that project make room for it.
+
+    Elastic jobs shrink first, then the cheapest jobs leave. Else room below the limit is kept for the job.
+    """
     job = state.cluster.waiting[head.num]
     limit = state.ledger.over_limit(job)
     if limit is None:
         return Verdict.OPEN
+    if limit.kept_for is None:
+        claim = state.ledger.claim(job)
+        if claim is not None and _make_room(state, head, claim):
+            return _promised(state, head)
+        if claim is not None or not state.ledger.promised:
+            reservations.keep_below_limits(state, head)
     state.decisions.limited.append((head.eq_class, reasons.over_limit(limit, job)))
     return Verdict.BLOCKED
+
+
+def _make_room(state: Pass, head: QueueHead, claim: QuotaClaim) -> bool:
+    """Let jobs below the limit shrink or leave for a job; False if that would not let it start."""
+    if not _may_search(state):
+        return False
+    state.num_searches += 1
+    if elastic.shrink_for(state, head.eq_class, head.num, claim):
+        return True
+    found = find_quota_victims(
+        state.victims, head.eq_class, head.since, head.num, claim, head.overdue
+    )
+    if found is not None:
+        _preempt(state, state.cluster.waiting[head.num], found)
+    return found is not None
+
+
+def _may_search(state: Pass) -> bool:
+    config, searched = state.config, state.num_searches
+    return searched < config.preemption_budget and state.decisions.num_steps < config.step_budget
 
 
 def place(state: Pass, head: QueueHead) -> Verdict:
@@ -29,10 +60,7 @@ def place(state: Pass, head: QueueHead) -> Verdict:
 
 def shrink(state: Pass, head: QueueHead) -> Verdict:
     """Shrink elastic jobs; also decide whether this pass may search any further."""
-    config, searched = state.config, state.num_searches
-    head.may_search = (
-        searched < config.preemption_budget and state.decisions.num_steps < config.step_budget
-    )
+    head.may_search = _may_search(state)
     if not head.may_search:
         return Verdict.OPEN
     state.num_searches += 1
@@ -43,12 +71,14 @@ def shrink(state: Pass, head: QueueHead) -> Verdict:
 
 def preempt(state: Pass, head: QueueHead) -> Verdict:
     """Preempt the cheapest set of jobs that lets the whole gang start."""
-    if not head.may_search:
+    job = state.cluster.waiting[head.num]
+    # An elastic job that may not have its full size does not evict others for it.
+    if not head.may_search or state.ledger.over_limit(job, job.num_slots) is not None:
         return Verdict.OPEN
-    found = find_victims(state.victims, head.eq_class, head.since, head.num)
+    found = find_victims(state.victims, head.eq_class, head.since, head.num, head.overdue)
     if found is None:
         return Verdict.OPEN
-    _preempt(state, state.cluster.waiting[head.num], found)
+    _preempt(state, job, found)
     return _promised(state, head)
 
 
@@ -77,4 +107,4 @@ def _preempt(state: Pass, job: QueuedJob, found: VictimPlan) -> None:
         )
         reason = Reason(ReasonCode.PREEMPTED, text)
         decisions.preemptions.append(Preemption(victim, job.num, cost, reason))
-    state.ledger.use(job.project, job.num_slots, 1)
+    state.ledger.promise(job, sum(job.widths(len(found.nodes))))

@@ -62,7 +62,7 @@ class TestConstraints:
 
     def test_a_quota_says_by_how_much(self) -> None:
         mine = (Project("a", max_slots=6),)
-        running = (held(8, {0: FULL}, project="a"),)
+        running = (held(8, {0: FULL}, project="a", preemptible=False),)
         answer = request(PlanningInput(nodes(2), running, (job(1, 1, 4, project="a"),), mine))
         found = bound(answer, Binding.QUOTA)
         assert (found.need, found.have) == (4, 2)

@@ -138,7 +138,9 @@ class TestUse:
 
 
 class TestRank:
-    def test_tier_fair_share_priority_guard_urgency_wait_and_number_in_this_order(self) -> None:
+    def test_tier_fair_share_priority_guard_overdue_urgency_wait_and_number_in_this_order(
+        self,
+    ) -> None:
         now = 10 * DAY
         jobs = (
             # Most urgent by tier, and least in every other way.
@@ -160,14 +162,10 @@ class TestRank:
             for eq_class in ledger.cluster.classes.values()
             for position, (_, num) in enumerate(eq_class.jobs)
         }
-        assert sorted(ranks, key=lambda num: ranks[num]) == [1, 2, 4, 3, 5, 6, 7, 8, 9]
+        assert sorted(ranks, key=lambda num: ranks[num]) == [1, 2, 4, 3, 6, 7, 8, 5, 9]
         assert ranks[4] == (EntitlementTier.SHARED, (0,), -50, 0, 0.0, now - 9 * DAY, 4)
-        assert ranks[6][3:] == (
-            1,
-            -ledger.urgency(ledger.cluster.class_of[6], now - 2 * DAY),
-            now - 2 * DAY,
-            6,
-        )
+        assert ranks[6][3:] == (1, 0.0, now - 2 * DAY, 6)
+        assert ranks[5][3:] == (2, -ledger.urgency(ledger.cluster.class_of[5], now), now, 5)
         assert ranks[9][:3] == (EntitlementTier.SHARED, (2,), -99)
 
     def test_urgency_grows_with_the_wait_from_a_base_that_follows_history(self) -> None:
@@ -199,7 +197,7 @@ class TestRank:
         assert ledger.largest_small() == ledger.largest_small() == largest
 
     def test_a_preempted_large_job_goes_just_before_the_large_jobs_that_have_not_run(self) -> None:
-        config = PlannerConfig(large_job_slots=4)
+        config = PlannerConfig(large_job_slots=4, num_overdue=0)
         jobs = (
             queued(1, 2, 4, attained_slot_s=1e7, queued_at=DAY),
             queued(2, 2, 4, queued_at=0),

@@ -325,7 +325,7 @@ class TestSums:
         used, version = dict(search.ledger.used), search.ledger.version
         search.leave(8)
         assert (used, search.ledger.used) == ({"a": 2}, {"a": 1})
-        assert (search.ledger.num_jobs, search.ledger.version) == ({"a": 0}, version + 1)
+        assert (search.ledger.num_jobs, search.ledger.version) == ({"a": -1}, version + 1)
         assert search.decisions.leaving == {8}
         assert candidate_set(search, gang()).prices == {9: SLOT_PRICE}
         assert search.below[50].num_slots == 1

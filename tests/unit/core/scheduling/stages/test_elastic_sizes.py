@@ -235,7 +235,7 @@ class TestShrink:
         kept = Reservation(1, ("n1", "n3", "n4"), ready_at, ready_at + 900 * US, (8, 9))
         assert state.decisions.reservations == [kept]
         assert kept_by(state) == {1: {"n4": 1}}
-        assert state.ledger.used == {"": 4, "a": 3}
+        assert state.ledger.used == {"": 2, "a": 3}
         reason = Reason(ReasonCode.PREEMPTED, "gives 1 nodes to j-1")
         assert state.decisions.resizes == [
             Resize(8, placed({0: (0,)}), reason),

@@ -233,7 +233,7 @@ class TestOrderOfSizes:
     def first(*jobs, history=None):
         """The first job that starts on four free slots."""
         decided = plan(
-            PlanningInput(nodes(1), (), jobs, history=history or History()), 3600 * 1_000_000
+            PlanningInput(nodes(1), (), jobs, history=history or History()), 600 * 1_000_000
         )
         return decided.starts[0].job
 

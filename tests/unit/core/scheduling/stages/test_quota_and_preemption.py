@@ -76,7 +76,7 @@ class TestQuota:
             Project(name, parent=parent, **limits.get(name, {}))  # type: ignore[arg-type]
             for name, parent in parents.items()
         )
-        sibling = running(7, {0: FULL}, project="b")
+        sibling = running(7, {0: FULL}, project="b", preemptible=False)
         job = queued(1, 1, 4, project="a")
         state = pass_on(PlanningInput(nodes(4), (sibling,), (job,), projects), NOW)
         verdict = serving.quota(state, head_of(state, 1))

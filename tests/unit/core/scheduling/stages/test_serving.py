@@ -58,7 +58,7 @@ class TestQuota:
 
 class TestRunningJobs:
     def test_a_limit_on_running_jobs_blocks_the_class_with_a_reason(self) -> None:
-        held = RunningJob(7, running(7, 0).placement, project="p", started_at=0)
+        held = RunningJob(7, running(7, 0).placement, project="p", preemptible=False)
         state = pass_on(job(), running=(held,), projects=(Project("p", max_running=1),))
         assert serving.quota(state, head_of(state)) is Verdict.BLOCKED
         ((_, reason),) = state.decisions.limited
@@ -85,7 +85,7 @@ class TestRunningJobs:
         assert serving.quota(state, head_of(state)) is Verdict.BLOCKED
 
     def test_a_limit_counts_the_jobs_of_all_parts(self) -> None:
-        held = RunningJob(7, running(7, 0).placement, project="q", started_at=0)
+        held = RunningJob(7, running(7, 0).placement, project="q", preemptible=False)
         projects = (Project("lab", max_running=1), Project("q", parent="lab"))
         state = pass_on(job(), running=(held,), projects=(*projects, Project("p", parent="lab")))
         assert serving.quota(state, head_of(state)) is Verdict.BLOCKED
