@@ -11,6 +11,7 @@ import pytest
 from integration.rig import Rig, open_rig
 from phalanx.errors import Conflict, NotFound, SpecInvalid
 from phalanx.schemas.wire import supervision as wire
+from phalanx.server.settings import SchedulerSettings, Settings
 from phalanx.services.planning.scheduling import apply, scheduling_step, view_of
 from phalanx.store import planning
 
@@ -112,12 +113,20 @@ class TestEviction:
         assert rig.job(high).pending_reason.code == "waiting_for_slots"
         assert reservations(rig) == {}
 
-    def test_peers_stay_unless_the_operator_wants_it_otherwise(self, rig: Rig) -> None:
-        for i in range(4):
-            start(rig, **gang(name=f"low{i}"))
-        rig.submit(**gang())
-        rig.turn(11 * 3600)
-        assert all(job.state != "stopping" for job in rig.client.jobs().jobs)
+    @pytest.mark.parametrize(("factor", "num_asked"), [("1.5", 1), ("never", 0)])
+    def test_peers_share_time_unless_the_operator_switches_it_off(
+        self, tmp_path: Path, factor: str, num_asked: int
+    ) -> None:
+        scheduler = SchedulerSettings.model_validate({"peer_hysteresis": factor})
+        with open_rig(tmp_path / "home", settings=Settings(scheduler=scheduler)) as rig:
+            rig.client.apply_pools(pool_file({"name": "n", "count": 4, "slots": 4}))
+            rig.supervisors = {}  # type: ignore[attr-defined]
+            for i in range(4):
+                start(rig, **gang(name=f"low{i}"))
+            rig.submit(**gang())
+            rig.turn(11 * 3600)
+            asked = [job for job in rig.client.jobs().jobs if job.state == "stopping"]
+            assert len(asked) == num_asked
 
     def test_reservations_survive_the_death_of_the_control_plane(self, rig: Rig) -> None:
         low = [start(rig, **gang(priority=20, name=f"low{i}")) for i in range(4)]
@@ -332,7 +341,8 @@ class TestProjects:
         assert "runs 1 jobs of at most 1" in found.reason.message
         assert found.constraints[0].text.endswith(f": j-{second}")
         assert [one.text for one in found.changes] == [
-            "starts now if project text might run 2 jobs"
+            "starts now at priority 70",
+            "starts now if project text might run 2 jobs",
         ]
 
     def test_what_can_never_be_is_refused_at_submit(self, rig: Rig) -> None:

@@ -22,7 +22,7 @@ ORIGIN = folders.FolderOrigin(job="j-1", attempt=1, generation=0, world_size=1, 
 def commit(store: Path) -> tuple[Path, Manifest]:
     draft = CheckpointWriter(store, checkpoint_name(1, "0" * 8))
     draft.add_bytes("weights", b"1234")
-    manifest = folders.manifest_of(draft, 1, ORIGIN, {}, 0, None)
+    manifest = folders.manifest_of(draft, (), 1, ORIGIN, {}, 0, None)
     return draft.commit(manifest), manifest
 
 
