@@ -23,10 +23,10 @@ from phalanx.schemas.spec.document import validate_spec
 from phalanx.schemas.spec.support import check_supported
 from phalanx.supervise.ranks import checkpoint_folder, restore_lock
 from phalanx.supervise.ranks.checkpoint_folder import (
-    CheckpointFolderConfig,
     ScriptProgress,
     WatchedCheckpointFolder,
 )
+from phalanx.supervise.ranks.folder_commits import CheckpointFolderConfig
 from support.faulty_files import FaultyFiles
 
 pytestmark = pytest.mark.integration
@@ -307,7 +307,7 @@ def copied(tmp_path, numbers=(1, 2)):
     """A store with copies of a folder's checkpoints."""
     pytest.importorskip("obstore")
     url = f"file://{tmp_path}/far"
-    one = Watched(tmp_path, far=url)
+    one = Watched(tmp_path, far=url, shared=False)
     for number in numbers:
         (one.folder / "state.bin").write_bytes(bytes([number]) * 1000)
         one.committed(number)
@@ -324,7 +324,7 @@ def test_with_the_disk_lost_the_folder_comes_back_from_the_object_store(tmp_path
     lost = Watched(tmp_path, generation=1)  # the negative control: nobody looks there
     assert not list(lost.folder.glob("*.bin"))
     lost.end(lost.kept.abandon)
-    two = Watched(tmp_path, generation=2, far=url, commits=commits)
+    two = Watched(tmp_path, generation=2, far=url, commits=commits, shared=False)
     assert (two.folder / "state.bin").read_bytes() == b"\2" * 1000
     assert two.kinds() == (["restored"] if commits else [])
     two.end(two.kept.abandon)
@@ -334,7 +334,7 @@ def test_a_folder_that_rotted_here_comes_from_there(tmp_path):
     url = copied(tmp_path)
     newest = checkpoint.list_checkpoints(tmp_path / "store")[0].path
     (newest / "state.bin").write_bytes(b"\3" * 1000)
-    two = Watched(tmp_path, generation=1, far=url)
+    two = Watched(tmp_path, generation=1, far=url, shared=False)
     assert (two.folder / "state.bin").read_bytes() == b"\2" * 1000
     assert two.kinds() == ["quarantined", "restored"] and two.said[1]["name"] == newest.name
     two.end(two.kept.abandon)
@@ -344,11 +344,11 @@ def test_a_store_that_cannot_be_reached_is_a_warning_or_fails_the_start(tmp_path
     url = copied(tmp_path, numbers=(1,))
     shutil.rmtree(tmp_path / "far")
     (tmp_path / "far").write_text("in the way")
-    two = Watched(tmp_path, generation=1, far=url)
+    two = Watched(tmp_path, generation=1, far=url, shared=False)
     assert set(two.kinds()) == {"warn", "restored"} and not two.failed
     two.end(two.kept.abandon)
     shutil.rmtree(tmp_path / "store")
-    three = Watched(tmp_path, generation=2, far=url)
+    three = Watched(tmp_path, generation=2, far=url, shared=False)
     assert "could not be restored" in three.failed[0]
     three.end(three.kept.abandon)
 
@@ -365,7 +365,7 @@ def test_nobody_waits_for_copies_once_the_attempt_is_over(tmp_path, monkeypatch)
             released.set()
 
     one = Watched(tmp_path)
-    one.kept._tier = Slow()
+    one.kept._commits.tier = Slow()
     over = threading.Event()
     one.finish(over.set)
     one.until(waits.is_set)

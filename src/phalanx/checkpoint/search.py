@@ -46,6 +46,8 @@ class StartSearch:
     def __init__(self, wait: StartWait, say: Callable[[Record], object]) -> None:
         self.newest_commit = 0
         """The highest commit number found."""
+        self.bad: list[tuple[str, str]] = []
+        """Path and reason of corrupt checkpoints in the folder, in the order in which they were found."""
         self._wait, self._say = wait, say
         self._rejected: set[str] = set()
         self._said: set[str] = set()
@@ -136,8 +138,6 @@ class CheckpointSearch(StartSearch):
         quarantines: bool = True,
     ) -> None:
         super().__init__(wait, say)
-        self.bad: list[tuple[str, str]] = []
-        """Path and reason of corrupt checkpoints, in the order in which they were found."""
         self._store = store
         self._tier, self._disk = tier or CheckpointTier(), disk or Disk()
         self._quarantines = quarantines

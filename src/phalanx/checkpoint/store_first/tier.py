@@ -53,8 +53,9 @@ class StoreFirstTier(RemoteTier):
         order: Order,
         *,
         shared: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(url, local, keep, tell)
+        super().__init__(url, local, keep, tell, env)
         self.url = url.rstrip("/")
         self._local, self._order, self._shared = local, order, shared
         self._data_fd = self._in_fd = -1

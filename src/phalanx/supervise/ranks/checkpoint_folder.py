@@ -11,20 +11,17 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from phalanx import checkpoint
 from phalanx.checkpoint import folders
-from phalanx.checkpoint.folders import FolderOrigin, PreviousCommit, Stat
-from phalanx.checkpoint.remote_tier import CheckpointTier, RemoteTier
-from phalanx.checkpoint.search import CheckpointSearch
+from phalanx.checkpoint.folders import PreviousCommit, Stat
 from phalanx.core.contract import records
 from phalanx.core.contract.records import Record
 from phalanx.core.reasons import Cause
-from phalanx.core.training.checkpoints import Keep, Manifest, checkpoint_name
-from phalanx.core.training.resumption import DEFAULT_WAIT_S, StartAction, StartWait
+from phalanx.core.training.checkpoints import Manifest, checkpoint_name
+from phalanx.core.training.resumption import StartAction
 from phalanx.errors import (
     CheckpointCorrupt,
     CheckpointMissing,
@@ -36,6 +33,11 @@ from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
 from phalanx.launch import linux
 from phalanx.supervise.ranks import restore_lock
+from phalanx.supervise.ranks.folder_commits import (
+    CheckpointFolderConfig,
+    FolderCommits,
+    commits_of,
+)
 from phalanx.supervise.ranks.restore_lock import RestoreResult
 
 LOOK_S = 0.1
@@ -100,24 +102,6 @@ class CheckpointFolder:
 
 
 @dataclass(slots=True)
-class CheckpointFolderConfig:
-    """Path, job and store of a folder."""
-
-    folder: Path  # the script writes its checkpoints there
-    store: Path  # commits go there
-    origin: FolderOrigin  # job, attempt and generation
-    keep: Keep  # retention
-    commits: bool  # one node of a gang commits
-    far: str | None  # object store for copies
-    env: Mapping[str, str]  # credentials of the object store
-    meeting: str  # rendezvous address of this generation, the same on all nodes
-    lock: Path | None  # nodes that share the folder take turns; None: there is one node
-    newest: str | None = None  # the newest checkpoint that the control plane knows
-    wait_s: float = DEFAULT_WAIT_S  # how long a start waits for it
-    job_uid: str | None = None  # the job that checkpoints have to be of; None: of any
-
-
-@dataclass(slots=True)
 class WatchedCheckpointFolder(CheckpointFolder):
     """A folder of checkpoints that a thread watches and commits.
 
@@ -133,7 +117,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
     _over: threading.Event = field(default_factory=threading.Event)  # ends the thread
     _trusted: bool = False  # the ranks succeeded
     _upload_s: float = SHORT_UPLOAD_S  # time for the last copies, s
-    _tier: CheckpointTier = field(default_factory=CheckpointTier)  # where copies go
+    _commits: FolderCommits = field(init=False)  # where it is committed
     _shared: PreviousCommit = field(default_factory=PreviousCommit)  # files of the last commit
     _known: dict[str, Stat] = field(default_factory=dict)  # last committed files
     _step: int = 0  # last committed step
@@ -149,15 +133,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
     _complained: set[str] = field(default_factory=set)  # warnings already sent
 
     def __post_init__(self) -> None:
-        facts = self.facts
-        if facts.far is not None:
-
-            def report(kind: str, fields: Mapping[str, Any]) -> None:
-                self._report(records.make(kind, fields))
-
-            self._tier = RemoteTier(
-                facts.far, facts.store, facts.keep, report, facts.env, facts.job_uid
-            )
+        self._commits = commits_of(self.facts, self._report, self.clock)
 
     @property
     def restored_step(self) -> int | None:
@@ -186,7 +162,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
     def hurry(self) -> None:
         """See `CheckpointFolder`."""
         self._hurried.set()
-        self._tier.leave()
+        self._commits.hurry()
 
     # -- the thread --------------------------------------------------------------------------------
 
@@ -205,7 +181,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
         if self._trusted and self.facts.commits:
             self._run_safely(self._commit_at_the_end)
         if self.facts.commits:
-            self._run_safely(lambda: self._tier.finish(self._upload_s))
+            self._run_safely(lambda: self._commits.tier.finish(self._upload_s))
         if self._finished is not None:
             self.outside(self._finished)
 
@@ -289,8 +265,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
         """Delete older checkpoints where the disk is full, except those to keep in any case."""
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         if full and self._parent is not None:
-            for gone in _let_go(self.facts, self._parent.name):
-                self._report(records.RemovedRecord(str(self.facts.store / gone.name)))
+            self._commits.make_room(self._parent.name)
 
     def _commit(self, stats: dict[str, Stat]) -> bool:
         facts, began, told = self.facts, self.clock.monotonic(), self.progress()
@@ -302,18 +277,19 @@ class WatchedCheckpointFolder(CheckpointFolder):
                 draft.abandon()
                 return False
             now, metrics, parent = self.clock.now(), told.metrics, self._parent
-            here = [one.manifest for one in checkpoint.list_checkpoints(facts.store)]
-            manifest = folders.manifest_of(draft, here, step, facts.origin, metrics, now, parent)
-            made = draft.commit(manifest)
+            listed = self._commits.listed()
+            manifest = folders.manifest_of(draft, listed, step, facts.origin, metrics, now, parent)
+            place = self._commits.publish(draft, manifest)
         except BaseException:
             draft.abandon()
             raise
         self._step, self._parent = step, manifest
-        self._shared.take(made, stats, manifest.files)
+        took_s = round(self.clock.monotonic() - began, 6)
+        self._shared.take(facts.store / manifest.name, stats, manifest.files)
         self._report(
             records.CheckpointRecord(
-                path=str(made),
-                name=made.name,
+                path=place,
+                name=manifest.name,
                 step=step,
                 epoch=0,
                 position=0,
@@ -321,24 +297,21 @@ class WatchedCheckpointFolder(CheckpointFolder):
                 bytes=manifest.size_bytes,
                 why=folders.WHY,
                 metrics=dict(told.metrics),
-                save_s=round(self.clock.monotonic() - began, 6),
+                save_s=took_s,
             )
         )
-        self._tier.committed()
-        for gone in checkpoint.retain(
-            facts.store, facts.keep, check=checkpoint.read_manifest, now=now, head=made.name
-        ):
-            self._report(records.RemovedRecord(str(facts.store / gone.name)))
+        self._commits.committed(manifest, took_s)
         return True
 
     def _restore(self) -> None:
         """Restore the folder, once in each generation: nodes may share it, and ranks may write already."""
-        facts, began, origin = self.facts, self.clock.monotonic(), self.facts.origin
+        facts, began = self.facts, self.clock.monotonic()
+        if not self._commits.ready(self._over.wait):
+            return  # the generation is over
         if facts.lock is None:
             told = self._restore_newest()
         else:
-            generation = (origin.job, origin.attempt, origin.generation, facts.meeting)
-            with restore_lock.turn(facts.lock, generation, self._over.wait) as mine:
+            with restore_lock.turn(facts.lock, facts.generation, self._over.wait) as mine:
                 if mine is None:
                     return  # the generation is over
                 told = mine.told or self._restore_newest()
@@ -346,19 +319,20 @@ class WatchedCheckpointFolder(CheckpointFolder):
                     mine.tell(told)
         if told is None:
             return  # the generation is over
+        self._commits.chosen(None if told.path is None else Path(told.path).name, self._over.wait)
         self._known, self._step, self._restored_step = told.stats, told.step, told.step
         if told.path is not None and facts.commits:
             self._parent = checkpoint.read_manifest(Path(told.path))
         if facts.commits:
-            self._tier.committed()  # what the last start did not get to copy
+            self._commits.tier.committed()  # what the last start did not get to copy
         else:
-            self._tier.leave()
+            self._commits.tier.leave()
         for path, why in told.bad:
             self._set_aside(Path(path), why)
         if told.path is not None and facts.commits:
             self._report(
                 records.RestoredRecord(
-                    path=told.path,
+                    path=self._commits.place_of(told.path),
                     name=Path(told.path).name,
                     step=told.step,
                     epoch=0,
@@ -375,12 +349,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
         What the job has committed and cannot be read is waited for; None: the generation ended meanwhile.
         Raises CheckpointMissing, OSError.
         """
-        facts = self.facts
-        place, beginning, uid = str(facts.store), facts.origin.beginning, facts.job_uid
-        wait = StartWait(place, facts.newest, facts.wait_s, beginning, _is_of_a_folder, uid)
-        search = CheckpointSearch(
-            facts.store, wait, self._report, self._tier, quarantines=facts.commits
-        )
+        facts, search = self.facts, self._commits.search()
         while True:
             decision = search.next(self.clock.monotonic())
             if decision.action is StartAction.WAIT:
@@ -397,7 +366,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
             except (CheckpointNotFound, CheckpointUnavailable) as error:
                 search.could_not_read(path.name, error.message)
             except CheckpointCorrupt as error:
-                search.reject(path, error.message)
+                search.reject_copy(path, error.message)
             except OSError as error:
                 if not str(error.filename).startswith(f"{facts.store}/"):
                     raise
@@ -418,20 +387,6 @@ class WatchedCheckpointFolder(CheckpointFolder):
         if message not in self._complained:
             self._complained.add(message)
             self._report(records.WarningRecord(message))
-
-
-def _let_go(facts: CheckpointFolderConfig, head: str) -> list[Manifest]:
-    """Delete all but the newest checkpoint and those that `best` and `every` keep; returns them."""
-    if facts.keep.last is None and facts.keep.age_s is None:
-        return []
-    try:
-        return checkpoint.retain(facts.store, replace(facts.keep, last=1, age_s=None), head=head)
-    except OSError:
-        return []
-
-
-def _is_of_a_folder(manifest: Manifest) -> bool:
-    return manifest.why == folders.WHY
 
 
 def _long_lived_pids() -> tuple[int, ...]:

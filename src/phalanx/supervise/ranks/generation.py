@@ -33,11 +33,8 @@ from phalanx.schemas.wire.supervision import (
 from phalanx.supervise.eventloop import EventLoop, Timer
 from phalanx.supervise.processes import LaunchRequest, ProcessTree
 from phalanx.supervise.ranks import restore_lock
-from phalanx.supervise.ranks.checkpoint_folder import (
-    CheckpointFolder,
-    CheckpointFolderConfig,
-    WatchedCheckpointFolder,
-)
+from phalanx.supervise.ranks.checkpoint_folder import CheckpointFolder, WatchedCheckpointFolder
+from phalanx.supervise.ranks.folder_commits import CheckpointFolderConfig
 from phalanx.supervise.ranks.grace_period import GracePeriod
 from phalanx.supervise.ranks.ledger_watermarks import WatermarkFile
 from phalanx.supervise.ranks.line_metrics import RecordsFromOutput

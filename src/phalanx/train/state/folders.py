@@ -15,6 +15,7 @@ from pathlib import Path
 from phalanx import checkpoint
 from phalanx.checkpoint.folders import WHY, FolderOrigin, manifest_of
 from phalanx.checkpoint.search import CheckpointSearch
+from phalanx.checkpoint.store_first.candidates import StoreFolders
 from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.contract.records import StepRecord, WarningRecord
 from phalanx.core.training.checkpoints import Manifest, checkpoint_name, is_of_job, lineages
@@ -35,7 +36,6 @@ from phalanx.train.gang.search_turn import own_uid, wait_for
 from phalanx.train.state.committer import Committer, StoreDraft
 from phalanx.train.state.storage import CheckpointStorage
 from phalanx.train.state.store_first import store_folders
-from phalanx.train.state.store_first.store_folders import StoreFolders
 
 _NO_COPIES = (
     "checkpoint.store: folders that a script saves itself are not copied on a single node; set"
@@ -120,7 +120,7 @@ def newest(checkpoint_dir: str | Path | None = None) -> tuple[Path, int] | None:
         wait = wait_for(info, str(store), lambda one: one.why == WHY)
         search = CheckpointSearch(store, wait, report.write, quarantines=info.is_main)
     else:
-        search = StoreFolders(tier, store, info, report)
+        search = store_folders.search_for(tier, store, info, report)
     while True:
         decision = search.next(clock.monotonic())
         if decision.action is StartAction.WAIT:

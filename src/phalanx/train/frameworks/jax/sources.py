@@ -11,6 +11,7 @@ from phalanx import checkpoint
 from phalanx.checkpoint import compression, tensorfile
 from phalanx.checkpoint.encryption import Opener
 from phalanx.checkpoint.search import CheckpointSearch, StartSearch
+from phalanx.checkpoint.store_first.candidates import StoreCandidates
 from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.training.checkpoints import FileEntry, Manifest
 from phalanx.errors import CheckpointCorrupt
@@ -19,7 +20,6 @@ from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
 from phalanx.train.gang.search_turn import wait_for
 from phalanx.train.state.storage import CheckpointStorage
-from phalanx.train.state.store_first.candidates import StoreCandidates
 
 STRATEGY = "jax"
 
@@ -132,7 +132,8 @@ class StoreSource:
         storage: CheckpointStorage,
     ) -> None:
         self._tier, self._storage = tier, storage
-        self.search = StoreCandidates(tier, store, report, wait_for(info, tier.url, _is_of_jax))
+        wait = wait_for(info, tier.url, _is_of_jax)
+        self.search = StoreCandidates(tier, store, report.write, wait)
 
     def open(self, name: str) -> SavedTree:
         """See `TreeSource`."""

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from phalanx import checkpoint
+from phalanx.checkpoint.store_first.candidates import StoreCandidates
 from phalanx.checkpoint.store_first.near_files import NearFile
 from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.training.checkpoints import FileEntry, Manifest, is_of_job
@@ -21,7 +22,6 @@ from phalanx.train.gang.report import Report
 from phalanx.train.gang.search_turn import Pause, SearchTurn, own_uid, wait_for
 from phalanx.train.state.checkpoint_reader import Restored, read_state, resume_differs
 from phalanx.train.state.storage import CheckpointStorage
-from phalanx.train.state.store_first.candidates import StoreCandidates
 
 # What a rank says of a checkpoint, before the reason: it is bad, or could not be read. The first counts.
 _BAD, _AWAY = "!", "~"
@@ -46,7 +46,7 @@ class StoreFirstChoice:
     ) -> None:
         self._tier, self._info, self._channel = tier, info, channel
         wait = wait_for(info, tier.url)
-        self._candidates = StoreCandidates(tier, store, report, wait)
+        self._candidates = StoreCandidates(tier, store, report.write, wait)
         self._turn = SearchTurn(self._candidates, info.is_main, channel, clock, pause)
 
     @property
