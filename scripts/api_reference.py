@@ -335,7 +335,7 @@ def _labels(node: ast.Call) -> list[str]:
 def contract_variables() -> list[list[str]]:
     """The variables that fields of `core/contract` are found in, with the comments there."""
     rows = []
-    for name in ("gang", "checkpointing"):
+    for name in ("gang", "checkpointing", "trial"):
         path = SOURCE / "core" / "contract" / f"{name}.py"
         if not path.is_file():
             continue

@@ -1,7 +1,7 @@
 """Conversion of a rank's contract to environment variables and back.
 
 The variable of a field is named where the field is defined (`gang.RankContract`,
-`checkpointing.CheckpointPolicy`), so a field cannot be written and not read.
+`checkpointing.CheckpointPolicy`, `trial.TrialContract`), so a field cannot be written and not read.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from phalanx.core.contract.checkpointing import CheckpointPolicy, Variable
 from phalanx.core.contract.gang import RankContract, as_path
+from phalanx.core.contract.trial import TrialContract
 from phalanx.errors import Problem
 
 R = TypeVar("R", bound=RankContract[Any])
@@ -29,7 +30,7 @@ def _variables(kind: type[Any]) -> Iterator[tuple[Field[Any], Variable]]:
 def to_environment(rank: RankContract[Any]) -> dict[str, str]:
     """The variables of a rank; a value that is None or empty has none."""
     env: dict[str, str] = {}
-    for contract in (rank, rank.checkpoint):
+    for contract in (rank, rank.checkpoint, rank.trial):
         for one, variable in _variables(type(contract)):
             value = getattr(contract, one.name)
             if value is not None and value != {}:
@@ -55,7 +56,8 @@ def from_environment(
     found.setdefault("local_world_size", world_size)
     found.setdefault("reference_world", world_size)
     policy = CheckpointPolicy(**_read(env, CheckpointPolicy, frozenset(), path, problems))
-    rank = kind(launched=launched, checkpoint=policy, **found)
+    trial = TrialContract(**_read(env, TrialContract, frozenset(), path, problems))
+    rank = kind(launched=launched, checkpoint=policy, trial=trial, **found)
     if not 0 <= rank.rank < rank.world_size:
         said = f"must be 0 to {rank.world_size - 1}"
         problems.append(Problem("RANK", said, env.get("RANK")))

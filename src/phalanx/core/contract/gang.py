@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from phalanx.core.contract.checkpointing import CheckpointPolicy, variable
 from phalanx.core.contract.job import JobIdentity, RoleContract
+from phalanx.core.contract.trial import TrialContract, whole
 from phalanx.core.gang import meshes
 from phalanx.kit.units import parse_duration
 
@@ -81,6 +82,10 @@ class GenerationOrders(Protocol):
         """The cause that ended the previous generation; empty: none."""
 
     @property
+    def until(self) -> int | None:
+        """The raised target of a trial; None: that of its contract."""
+
+    @property
     def masters(self) -> Sequence[RoleAddress]:
         """Address and port of rank 0 of each role, in gangs with several roles."""
 
@@ -96,13 +101,6 @@ class RankFiles:
     code_dir: str | None = None
     #: the secret of the generation
     secret_file: str | None = None
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError("must be a whole number") from None
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -140,21 +138,21 @@ class RankContract(Generic[P]):
     #: address of rank 0 of the role
     master_address: str = variable("MASTER_ADDR", "")
     #: a port there that is free for the rendezvous
-    master_port: int = variable("MASTER_PORT", 0, _whole)
+    master_port: int = variable("MASTER_PORT", 0, whole)
     #: number of this rank in its role, from 0
-    rank: int = variable("RANK", 0, _whole)
+    rank: int = variable("RANK", 0, whole)
     #: number of ranks of the role
-    world_size: int = variable("WORLD_SIZE", 1, _whole)
+    world_size: int = variable("WORLD_SIZE", 1, whole)
     #: number of this rank on its node, from 0
-    local_rank: int = variable("LOCAL_RANK", 0, _whole)
+    local_rank: int = variable("LOCAL_RANK", 0, whole)
     #: number of ranks on the node
-    local_world_size: int = variable("LOCAL_WORLD_SIZE", 1, _whole)
+    local_world_size: int = variable("LOCAL_WORLD_SIZE", 1, whole)
     #: the rank's first device among those that it sees; absent where the launcher chooses none
-    local_device: int | None = variable("PHALANX_LOCAL_DEVICE", None, _whole)
+    local_device: int | None = variable("PHALANX_LOCAL_DEVICE", None, whole)
     #: number of this rank's node in its role, from 0
-    node_rank: int = variable("NODE_RANK", 0, _whole)
+    node_rank: int = variable("NODE_RANK", 0, whole)
     #: the world size to which the script's batch size refers
-    reference_world: int = variable("PHALANX_REFERENCE_WORLD", 1, _whole)
+    reference_world: int = variable("PHALANX_REFERENCE_WORLD", 1, whole)
     #: the job, such as `j-12`; absent outside the platform
     job: str | None = variable("PHALANX_JOB", None)
     #: unique name of the job over all databases; absent outside the platform
@@ -164,15 +162,15 @@ class RankContract(Generic[P]):
     #: name of the job's project; absent outside the platform
     project: str | None = variable("PHALANX_PROJECT", None)
     #: number of the attempt in the job, from 1
-    attempt: int = variable("PHALANX_ATTEMPT", 1, _whole)
+    attempt: int = variable("PHALANX_ATTEMPT", 1, whole)
     #: number of the generation in the attempt, from 0
-    generation: int = variable("PHALANX_GENERATION", 0, _whole)
+    generation: int = variable("PHALANX_GENERATION", 0, whole)
     #: number of restarts of the job so far
-    restarts: int = variable("TORCHELASTIC_RESTART_COUNT", 0, _whole)
+    restarts: int = variable("TORCHELASTIC_RESTART_COUNT", 0, whole)
     #: cause that ended the attempt's generation before, such as `node_lost`; absent in the first one
     restart_cause: str | None = variable("PHALANX_RESTART_CAUSE", None)
     #: start of the job's first attempt, microseconds UTC
-    job_started_at: int | None = variable("PHALANX_JOB_STARTED_AT", None, _whole)
+    job_started_at: int | None = variable("PHALANX_JOB_STARTED_AT", None, whole)
     #: seconds to save and exit after a stop request
     grace_s: float = variable(
         "PHALANX_GRACE_S", DEFAULT_GRACE_S, parse_duration, lambda value: f"{value:.15g}"
@@ -182,7 +180,7 @@ class RankContract(Generic[P]):
     #: folder of the newest committed checkpoint; absent without one
     resume_path: P | None = variable("PHALANX_RESUME_PATH", None, as_path)
     #: attempts before the owner had the job begin anew, without their checkpoints; 0: never
-    beginning: int = variable("PHALANX_BEGINNING", 0, _whole)
+    beginning: int = variable("PHALANX_BEGINNING", 0, whole)
     #: folder of the attempt's own copy of the code; absent without one
     code_dir: P | None = variable("PHALANX_CODE_DIR", None, as_path)
     #: file that the rank writes its reports to, in the format of `core.contract.records`
@@ -194,6 +192,7 @@ class RankContract(Generic[P]):
     #: file with the secret that the ranks of this generation share; absent without the platform
     secret_file: P | None = variable("PHALANX_SECRET_FILE", None, as_path)
     checkpoint: CheckpointPolicy = CheckpointPolicy()  # when and where to save
+    trial: TrialContract = TrialContract()  # the trial of a study that the job is
     #: layout of the ranks: `ddp`, `fsdp` or sizes such as `fsdp=2,tp=2`; replaces the script's argument
     strategy: str | Mapping[str, int] | None = variable(
         "PHALANX_STRATEGY", None, meshes.parse_sizes, _write_sizes
@@ -241,6 +240,8 @@ class GangContract:
     checkpoint_dir: str
     #: microseconds UTC of the start of the job's first attempt
     job_started_at: int | None = None
+    #: the trial that the job is; None: it is none
+    trial: TrialContract | None = None
 
     def rank(
         self, orders: GenerationOrders, node_rank: int, local_rank: int, files: RankFiles
@@ -277,5 +278,18 @@ class GangContract:
             code_dir=files.code_dir,
             secret_file=files.secret_file,
             checkpoint=self.role.checkpoint,
+            trial=self._trial(orders.until),
             training=training,
         )
+
+    def _trial(self, raised: int | None) -> TrialContract:
+        """The trial with its target, which is raised while it runs or is paused.
+
+        Only the first role of a gang reports and pauses; the others have the parameters.
+        """
+        trial = self.trial or TrialContract()
+        if not self.role.leads:
+            return replace(trial, until=None, fork_of=None)
+        if raised is None or trial.until is None:
+            return trial
+        return replace(trial, until=max(raised, trial.until))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.core.contract.checkpointing import CheckpointPolicy
+from phalanx.core.contract.trial import TrialContract
 from phalanx.kit.text import job_label
 
 
@@ -152,3 +153,5 @@ class JobContract:
     warm: WarmStart = WarmStart()
     #: packages to install; None: none
     python: PythonRequirements | None = None
+    #: the trial of a study that the job is; None: it is none
+    trial: TrialContract | None = None

@@ -10,6 +10,7 @@ from typing import Any
 from phalanx.core.contract.environment import to_environment
 from phalanx.core.contract.gang import GangContract, GenerationOrders, RankContract, RolePlace
 from phalanx.core.contract.job import RoleContract
+from phalanx.core.contract.trial import param_variables
 from phalanx.core.frameworks.adapter import FrameworkAdapter
 from phalanx.core.gang import networks
 from phalanx.core.gang.devices import VARIABLES, hides_all
@@ -58,6 +59,8 @@ def rank_environment(
     else:
         own = {k: v for k, v in own.items() if k.startswith("PHALANX_") or k in _PLACE}
     env.update(own)
+    if gang.trial is not None:
+        env.update(param_variables(gang.trial.params))
     if node.place is not None:
         env.update(_role(node.place, rank, orders))
     for name, value in adapter.defaults(rank, gang.role, node.interface).items():

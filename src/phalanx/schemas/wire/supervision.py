@@ -334,6 +334,7 @@ class Orders(Message):
     `grace_left_s` is what remains of a grace at the moment of the answer: durations survive
     clocks that disagree. `last_step` is the last step that the job is known to have made. `stacks`
     numbers the newest request for the running ranks' stacks, `profile` is the newest one for a profile.
+    `until` is the raised target of a trial.
     """
 
     version: str
@@ -349,6 +350,7 @@ class Orders(Message):
     stacks: int = 0
     after: str = ""
     profile: ProfileOrder | None = None
+    until: int | None = None
     masters: list[RoleMaster] = Field(default_factory=list)
     peers: list[str] = Field(default_factory=list)
 

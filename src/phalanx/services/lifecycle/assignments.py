@@ -57,7 +57,7 @@ def assignments(
     parts = stored.job.policy.parts(len(attempt.placement.shares))
     roles = {role.name: role for role in contract.roles}
     gangs = {
-        part.name: _gang(platform, stored, attempt, roles[part.name], part, contract.uid)
+        part.name: _gang(platform, stored, attempt, roles[part.name], part, contract)
         for part in parts
     }
     made: list[tuple[Node, Assignment]] = []
@@ -182,9 +182,9 @@ def _gang(
     attempt: Attempt,
     role: RoleContract,
     part: Part,
-    uid: str,
+    contract: JobContract,
 ) -> GangContract:
-    job = JobIdentity(stored.job.num, stored.facts.name, stored.facts.project, uid)
+    job = JobIdentity(stored.job.num, stored.facts.name, stored.facts.project, contract.uid)
     # Each role has checkpoints of its own: another model, another world, other steps.
     below = "" if role.leads else f"/roles/{role.name}"
     policy = role.checkpoint
@@ -198,4 +198,5 @@ def _gang(
         role=replace(role, checkpoint=policy, slots_per_node=part.slots_per_node),
         checkpoint_dir=f"{checkpoint_dir(platform.home, job.project, job.num)}{below}",
         job_started_at=stored.job.started_at,
+        trial=contract.trial,
     )

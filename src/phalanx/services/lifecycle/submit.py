@@ -7,6 +7,7 @@ from typing import Any
 
 from phalanx.core.codec import encode
 from phalanx.core.contract.secrecy import WITHHELD, shown_spec, withhold
+from phalanx.core.contract.trial import TrialContract
 from phalanx.core.jobs.events import Submitted
 from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
 from phalanx.kit.text import random_hex
@@ -50,15 +51,20 @@ def check(platform: Platform, request: SubmitRequest) -> Accepted:
 
 
 def submit(
-    platform: Platform, request: SubmitRequest, now: int, key: RequestKey | None = None
+    platform: Platform,
+    request: SubmitRequest,
+    now: int,
+    key: RequestKey | None = None,
+    trial: TrialContract | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Store a new job; returns its number and its spec with every default written out.
 
-    A request with the key of an earlier one returns the job of that request.
+    A request with the key of an earlier one returns the job of that request. `trial` is given for a job
+    that is a trial of a study.
     Raises SpecInvalid, NotFound for code not yet uploaded, and Conflict for the key of another request.
     """
     known = platform.store.view(lambda tx: _submitted(tx, key))
-    return known or _submit(platform, request, now, key)
+    return known or _submit(platform, request, now, key, trial)
 
 
 def _submitted(tx: Tx, key: RequestKey | None) -> tuple[int, dict[str, Any]] | None:
@@ -68,7 +74,11 @@ def _submitted(tx: Tx, key: RequestKey | None) -> tuple[int, dict[str, Any]] | N
 
 
 def _submit(
-    platform: Platform, request: SubmitRequest, now: int, key: RequestKey | None
+    platform: Platform,
+    request: SubmitRequest,
+    now: int,
+    key: RequestKey | None,
+    trial: TrialContract | None,
 ) -> tuple[int, dict[str, Any]]:
     accepted = check(platform, request)
     spec = accepted.spec
@@ -84,7 +94,8 @@ def _submit(
     contract, caller_env, values = withhold(
         spec.to_contract(), request.caller_env if runs else None
     )
-    contract = replace(contract, uid=f"{platform.store.database_id}-{random_hex(16)}")
+    uid = f"{platform.store.database_id}-{random_hex(16)}"
+    contract = replace(contract, uid=uid, trial=trial)
     facts = replace(
         facts_of(spec),
         owner=request.owner,

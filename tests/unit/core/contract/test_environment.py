@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from phalanx.core.contract.checkpointing import CheckpointPolicy, SaveInterval
 from phalanx.core.contract.environment import from_environment, to_environment
 from phalanx.core.contract.gang import RankContract
+from phalanx.core.contract.trial import UNITS, ForkSource, TrialContract
 from phalanx.core.training.checkpoints import COMPRESSIONS, FIRST_SAVE_S, Best, Keep
 
 pytestmark = pytest.mark.unit
@@ -41,6 +42,25 @@ POLICIES = st.builds(
     store=MAYBE_TEXT,
     key_env=MAYBE_TEXT,
     key_file=MAYBE_TEXT,
+)
+PARAMS = st.dictionaries(
+    TEXT,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | TEXT
+    | st.floats(allow_nan=False, allow_infinity=False),
+)
+TRIALS = st.builds(
+    TrialContract,
+    study=st.none() | COUNT,
+    trial=st.integers(0, 10**6),
+    params=PARAMS,
+    unit=st.sampled_from(UNITS),
+    until=st.none() | COUNT,
+    hold_s=SECONDS,
+    objective=TEXT,
+    fork_of=st.none() | st.builds(ForkSource, job=COUNT, path=TEXT),
 )
 
 
@@ -75,6 +95,7 @@ def ranks(draw):
         control_file=draw(MAYBE_TEXT),
         error_file=draw(MAYBE_TEXT),
         checkpoint=draw(POLICIES),
+        trial=draw(TRIALS),
         strategy=draw(st.none() | st.sampled_from(["fsdp", "auto", {"pp": 2, "tp": 4}])),
         training=draw(st.dictionaries(TEXT, st.integers() | TEXT | st.booleans())),
     )
@@ -87,22 +108,28 @@ def test_a_contract_survives_its_environment(rank):
 
 def test_every_field_is_drawn_or_has_no_variable():
     rank = replace(RankContract(), checkpoint=CheckpointPolicy())
-    known = {name for one in (rank, rank.checkpoint) for name in vars_of(one)}
-    assert {"checkpoint", "launched", "directory"} == known - with_variable()
+    known = {name for one in (rank, rank.checkpoint, rank.trial) for name in vars_of(one)}
+    assert {"checkpoint", "trial", "launched", "directory"} == known - (with_variable() - {"trial"})
 
 
 def vars_of(one):
     return [field.name for field in fields(one)]
 
 
+def every_field():
+    return [
+        field for one in (RankContract, CheckpointPolicy, TrialContract) for field in fields(one)
+    ]
+
+
 def with_variable():
-    both = (*fields(RankContract), *fields(CheckpointPolicy))
-    return {field.name for field in both if "variable" in field.metadata}
+    return {field.name for field in every_field() if "variable" in field.metadata}
 
 
 def test_no_two_fields_share_a_variable():
-    both = (*fields(RankContract), *fields(CheckpointPolicy))
-    names = [field.metadata["variable"].name for field in both if "variable" in field.metadata]
+    names = [
+        field.metadata["variable"].name for field in every_field() if "variable" in field.metadata
+    ]
     assert len(names) == len(set(names))
 
 

@@ -1,11 +1,13 @@
 """The whole environment of a rank: the variables of torch and of Phalanx, and nothing foreign."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from phalanx.core.contract.checkpointing import CheckpointPolicy, SaveInterval
 from phalanx.core.contract.gang import RankFiles, RolePlace
+from phalanx.core.contract.trial import TrialContract
 from phalanx.core.frameworks.rank_environment import (
     NodeSetting,
     rank_environment,
@@ -34,11 +36,14 @@ class Gang:
         env=None,
         interface=None,
         place=None,
+        trial=None,
+        until=None,
         **role,
     ):
-        self.contract = gang_contract(
+        made = gang_contract(
             12, attempt=2, num_nodes=2, ranks_per_node=3, checkpoint_dir="/c/default/j-12", **role
         )
+        self.contract = replace(made, trial=trial)
         self.orders = Orders(
             version="1",
             action=Action.RUN,
@@ -47,6 +52,7 @@ class Gang:
             master_port=23456,
             restarts=4,
             resume_path=resume_path,
+            until=until,
             masters=list(masters),
         )
         self.node = NodeSetting(env=env or {}, cpus=8, interface=interface, place=place)
@@ -192,3 +198,23 @@ def test_ranks_of_a_role_are_a_world_of_their_own_and_know_the_others():
     torch = environment(gang(place=place), 1, 0, FILES)
     assert (torch["ROLE_NAME"], torch["ROLE_RANK"], torch["ROLE_WORLD_SIZE"]) == ("actor", "3", "6")
     assert not any(name.startswith("PHALANX_ROLE") for name in environment(gang(), 0, 0, FILES))
+
+
+def test_a_trial_finds_its_params_and_its_raised_target():
+    trial = TrialContract(study=3, trial=5, params={"lr": 0.1}, until=3)
+    for framework_ in ("torch", "none"):
+        env = environment(gang(trial=trial, until=9, framework=framework_), 0, 0)
+        assert (env["PHALANX_STUDY"], env["PHALANX_TRIAL"]) == ("3", "5")
+        assert json.loads(env["PHALANX_PARAMS"]) == json.loads(env["DET_HPARAMS"]) == {"lr": 0.1}
+        assert (env["PHALANX_PARAM_LR"], env["PHALANX_TRIAL_UNTIL"]) == ("0.1", "9")
+
+
+def test_a_lower_target_changes_nothing():
+    trial = TrialContract(study=3, trial=5, until=9)
+    assert environment(gang(trial=trial, until=3), 0, 0)["PHALANX_TRIAL_UNTIL"] == "9"
+    assert "PHALANX_TRIAL_UNTIL" not in environment(gang(trial=None, until=3), 0, 0)
+
+
+def test_params_that_a_job_sets_itself_stay():
+    env = environment(gang(env={"PHALANX_PARAMS": '{"lr": 1}'}), 0, 0)
+    assert env["PHALANX_PARAMS"] == '{"lr": 1}'
