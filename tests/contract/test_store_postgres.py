@@ -15,6 +15,7 @@ from sqlalchemy import JSON, Boolean, MetaData, create_engine, insert, inspect
 from phalanx.store import Store, events, jobs, migrate, open_store, planning, telemetry
 from phalanx.store.tables import metadata
 from phalanx.testing.stores import Reopen, StoreContract
+from phalanx.testing.study_stores import StudyStoreContract
 
 pytestmark = pytest.mark.extras
 _numbers = itertools.count(1)
@@ -28,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     one.cleanup()
 
 
-class TestPostgres(StoreContract):
+class OnPostgres:
     @pytest.fixture
     def reopen(self, server: Any) -> Iterator[Reopen]:
         name = f"phalanx_{next(_numbers)}"
@@ -43,6 +44,14 @@ class TestPostgres(StoreContract):
         yield reopen
         for store in opened:
             store.close()
+
+
+class TestPostgres(OnPostgres, StoreContract):
+    pass
+
+
+class TestStudiesOnPostgres(OnPostgres, StudyStoreContract):
+    pass
 
 
 def test_a_database_of_the_schema_before_is_brought_up_to_date(server: Any) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from phalanx.store import Store, open_store
 from phalanx.testing.stores import Reopen, StoreContract
+from phalanx.testing.study_stores import StudyStoreContract
 
 pytestmark = pytest.mark.unit
 
 
-class TestSqlite(StoreContract):
+class OnSqlite:
     @pytest.fixture
     def reopen(self, tmp_path: Path) -> Iterator[Reopen]:
         opened: list[Store] = []
@@ -25,3 +26,11 @@ class TestSqlite(StoreContract):
         yield reopen
         for store in opened:
             store.close()
+
+
+class TestSqlite(OnSqlite, StoreContract):
+    pass
+
+
+class TestStudiesOnSqlite(OnSqlite, StudyStoreContract):
+    pass

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable
 
 _JOB = re.compile(r"(?:j-)?(\d{1,15})")
+_STUDY = re.compile(r"(?:s-)?(\d{1,15})")
 _UNENCODABLE = re.compile("[\0\ud800-\udfff]")
 # The search takes time in proportion to the product of the lengths of both words.
 _MAX_WORD = 64
@@ -20,6 +21,22 @@ def job_label(num: int) -> str:
 def parse_job_label(text: str) -> int | None:
     """The number in `j-12` or `12`, or None when it is neither."""
     match = _JOB.fullmatch(text.strip())
+    return int(match[1]) if match else None
+
+
+def study_label(num: int) -> str:
+    """The label of a study number: `3` as `s-3`."""
+    return f"s-{num}"
+
+
+def trial_label(study: int, number: int) -> str:
+    """The label of a trial in its study: `s-3/7`."""
+    return f"{study_label(study)}/{number}"
+
+
+def parse_study_label(text: str) -> int | None:
+    """The number in `s-3` or `3`, or None when it is neither."""
+    match = _STUDY.fullmatch(text.strip())
     return int(match[1]) if match else None
 
 

@@ -43,6 +43,8 @@ class JobFacts:
     caller_env: Mapping[str, str] | None  # of `run` jobs, without likely secrets
     demand: Demand = Demand()  # requirements other than the shape
     contract: Mapping[str, Any] | None = None  # `core.contract.job.JobContract`; None: old job
+    study: int | None = None  # number of the study that it runs a trial of; None: none
+    trial: int | None = None  # number of the trial in its study
 
 
 _FACTS = tuple(one.name for one in fields(JobFacts))

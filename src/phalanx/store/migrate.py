@@ -14,8 +14,8 @@ from phalanx.errors import StoreCorrupt
 from phalanx.kit.text import random_hex
 from phalanx.store.tables import counters, facts, metadata
 
-HEAD = "0009"
-COUNTERS = ("job", "feed", "command", "checkpoint", "metric", "log")
+HEAD = "0010"
+COUNTERS = ("job", "feed", "command", "checkpoint", "metric", "log", "study", "study_command")
 DATABASE_ID = "database_id"
 _FOLDER = Path(__file__).parent / "migrations"
 

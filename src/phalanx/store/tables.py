@@ -77,6 +77,10 @@ jobs = Table(
     # Requirements other than the shape (core.gang.placement.Demand); NULL: none.
     Column("demand", JSON),
     Column("attained_slot_s", Float, nullable=False, server_default=text("0")),
+    # Of the trial of a study: the numbers of both; NULL: any other job.
+    Column("study", BigInteger),
+    Column("trial", BigInteger),
+    Index(None, "study", "trial"),
     Index(None, "state"),
     Index(None, "project", "submitted_at"),
     Index(None, "wake_at"),
@@ -354,4 +358,87 @@ facts = Table(
     metadata,
     Column("name", String(32), primary_key=True),
     Column("value", Text, nullable=False),
+)
+
+studies = Table(
+    "studies",
+    metadata,
+    _key("num"),
+    Column("version", BigInteger, nullable=False),  # optimistic: counts commits of this row
+    Column("last_seq", BigInteger, nullable=False),  # of its events, which alone are its state
+    Column("project", String(128), nullable=False),
+    Column("name", String(256), nullable=False),
+    Column("owner", String(128), nullable=False),
+    Column("labels", JSON, nullable=False),
+    Column("spec", JSON, nullable=False),  # resolved; values of secret variables withheld
+    Column("submission", JSON, nullable=False),  # what the jobs of its trials are submitted with
+    Column("code_digest", String(64)),  # of the trials' code; NULL: they bring none
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("counts", JSON, nullable=False),  # trials by status
+    Column("best_trial", BigInteger),  # NULL: no finite value yet
+    Column("slot_s", Float, nullable=False),
+    Column("usd", Float, nullable=False),
+    Column("submitted_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),  # when the first trial started
+    Column("ended_at", BigInteger),
+    Column("wake_at", BigInteger),  # when the next timer is due; NULL: never
+    Index(None, "state"),
+    Index(None, "project", "submitted_at"),
+    Index(None, "wake_at"),
+)
+
+study_events = Table(
+    "study_events",
+    metadata,
+    _key("study"),
+    _key("seq"),
+    Column("v", Integer, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("trial", BigInteger),
+    Column("actor", String(128), nullable=False),
+    Column("reason", JSON, nullable=False),  # the study's state and reason after it
+    Column("data", JSON, nullable=False),
+)
+
+trials = Table(
+    "trials",
+    metadata,
+    _key("study"),
+    _key("trial"),
+    Column("job", BigInteger),  # the newest one; NULL: none yet, or an outside evaluator
+    Column("status", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("params", JSON, nullable=False),
+    Column("origin", JSON, nullable=False),  # core.search.model.Origin
+    Column("rung", Integer),
+    Column("until", BigInteger),  # the unit where it pauses; NULL: it runs to its end
+    Column("unit", BigInteger),  # the last one reported
+    Column("value", Float),  # of the objective, at its `at`; NULL: no finite one
+    Column("checkpoint", Text),  # of `value`, or the last one
+    Column("slot_s", Float, nullable=False),
+    Column("usd", Float, nullable=False),
+    Column("submitted_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("ended_at", BigInteger),
+    Index(None, "job"),
+    Index(None, "study", "status"),
+)
+
+# What a study's decisions ask for, until it is done; deleted then.
+study_commands = Table(
+    "study_commands",
+    metadata,
+    _key("id"),
+    Column("study", BigInteger, nullable=False),
+    Column("trial", BigInteger),
+    Column("kind", String(32), nullable=False),
+    Column("data", JSON, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("not_before", BigInteger, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("error", Text),
+    Index(None, "not_before"),
+    Index(None, "study"),
 )

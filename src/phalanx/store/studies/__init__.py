@@ -1,0 +1,1 @@
+"""Rows of hyperparameter search: studies and their trials, as they are listed."""
