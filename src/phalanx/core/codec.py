@@ -184,8 +184,17 @@ def _tuple_reader(args: tuple[Any, ...]) -> _Read:
 
 
 def _union_reader(args: tuple[Any, ...]) -> _Read:
-    (inner,) = (arg for arg in args if arg is not type(None))
-    read = _reader(inner)
+    inner = [arg for arg in args if arg is not type(None)]
+    read = _reader(inner[0]) if len(inner) == 1 else _alternatives_reader(inner)
     if type(None) not in args:
         return read
     return lambda data: None if data is None else read(data)
+
+
+def _alternatives_reader(kinds: list[Any]) -> _Read:
+    """Reads one of several plain types, or of several records with a `kind` field."""
+    # The default of that field is the name of the record.
+    if _PLAIN.issuperset(kinds):
+        return _as_it_is
+    readers = {kind.__dataclass_fields__["kind"].default: _reader(kind) for kind in kinds}
+    return lambda data: readers[data["kind"]](data)
