@@ -63,6 +63,7 @@ _REFUSED = "refused by schemas/spec/support.py until it is built"
 _VERSION = "only 1 is valid, which its type checks"
 _CAUSE = "JobSpec.to_policy reads the budget of each cause by its name"
 _NETWORK = "core/frameworks/rank_environment.py reads the section as a mapping"
+_MACHINE = "StudySpec.to_policy reads it, which comes with the study machine"
 _BOOT = (
     "supervise/boot.py and secret_values.py read the assignment as JSON, before models are loaded"
 )
@@ -82,7 +83,25 @@ OTHERWISE: dict[str, str] = {
         ),
         _REFUSED,
     ),
-    **{f"{one}.schema_version": _VERSION for one in ("JobSpec", "PoolFile", "ProjectFile")},
+    **{
+        f"{one}.schema_version": _VERSION
+        for one in ("JobSpec", "PoolFile", "ProjectFile", "StudySpec")
+    },
+    **dict.fromkeys(
+        (
+            "EarlyStopSection.min_delta",
+            "FinalSection.retrain",
+            "FinalSection.seeds",
+            "PopulationSection.quantile",
+            "PopulationSection.resample",
+            "SearchSection.init_points",
+            "SearchSection.warm_start",
+            "StudySpec.early_stop",
+            "StudySpec.objective",
+            "TrialsSection.duplicates",
+        ),
+        _MACHINE,
+    ),
     **{f"Recovery.{cause.value}": _CAUSE for cause in Cause},
     "Network.debug": _NETWORK,
     "Training.network": _NETWORK,

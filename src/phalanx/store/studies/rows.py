@@ -19,7 +19,7 @@ _BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
-class StudyHeader:
+class StudyFacts:
     """The facts of a study that never change after submission."""
 
     num: int  # number of the study, shown as `s-<num>`
@@ -52,7 +52,7 @@ class StudyProgress:
 class StoredStudy:
     """One row of a study; `version` and `last_seq` count its commits and its events."""
 
-    header: StudyHeader
+    facts: StudyFacts
     progress: StudyProgress
     version: int
     last_seq: int
@@ -91,7 +91,7 @@ class StudyFilter:
     name: str | None = None
 
 
-_HEADER = tuple(one.name for one in fields(StudyHeader))
+_FACTS = tuple(one.name for one in fields(StudyFacts))
 _PROGRESS = tuple(one.name for one in fields(StudyProgress))
 
 
@@ -100,22 +100,22 @@ def new_num(tx: Tx) -> int:
     return take_numbers(tx, "study")
 
 
-def insert(tx: Tx, header: StudyHeader, progress: StudyProgress) -> StoredStudy:
+def insert(tx: Tx, facts: StudyFacts, progress: StudyProgress) -> StoredStudy:
     """Insert a study; its first event has number 1."""
-    row = {**columns_of(header), **columns_of(progress), "version": 1, "last_seq": 1}
+    row = {**columns_of(facts), **columns_of(progress), "version": 1, "last_seq": 1}
     tx.conn.execute(studies.insert(), row)
-    return StoredStudy(header, progress, 1, 1)
+    return StoredStudy(facts, progress, 1, 1)
 
 
 def save(tx: Tx, before: StoredStudy, progress: StudyProgress, num_events: int) -> StoredStudy:
     """Save a study after some more events. Raises StaleRow if its row changed since it was read."""
     here = studies.c
     version, last_seq = before.version + 1, before.last_seq + num_events
-    update = studies.update().where(here.num == before.header.num, here.version == before.version)
+    update = studies.update().where(here.num == before.facts.num, here.version == before.version)
     values = {**columns_of(progress), "version": version, "last_seq": last_seq}
     if tx.conn.execute(update.values(**values)).rowcount != 1:
-        raise StaleRow(f"{study_label(before.header.num)} changed since it was read")
-    return StoredStudy(before.header, progress, version, last_seq)
+        raise StaleRow(f"{study_label(before.facts.num)} changed since it was read")
+    return StoredStudy(before.facts, progress, version, last_seq)
 
 
 def load(tx: Tx, num: int) -> StoredStudy:
@@ -248,7 +248,7 @@ def some_trials(tx: Tx, keys: Sequence[tuple[int, int]]) -> dict[tuple[int, int]
 
 def _stored(row: Mapping[Any, Any]) -> StoredStudy:
     return StoredStudy(
-        StudyHeader(**{name: row[name] for name in _HEADER}),
+        StudyFacts(**{name: row[name] for name in _FACTS}),
         StudyProgress(**{name: row[name] for name in _PROGRESS}),
         row["version"],
         row["last_seq"],

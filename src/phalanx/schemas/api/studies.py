@@ -1,0 +1,350 @@
+"""Bodies about studies and their trials: submission, state, trials, outside evaluators, importance, export.
+
+A study has a number of its own, shown `s-<num>`; a trial is a number within its study, counted from 0. The
+trial's job, if it has one, is an ordinary job.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, ShownAs
+from phalanx.schemas.api.jobs import JobKind, ReasonView
+from phalanx.schemas.spec.study import StudySpec
+
+Scalar = str | int | float | bool | None
+"""The value of a parameter."""
+MAX_PARAMETERS = 1000
+
+
+class SubmitStudyRequest(RequestBody):
+    """A new study, or one to check. `spec` is a study spec (schema 1, `kind: study`), resolved or not.
+
+    The other fields are those of a job's submission, and hold for every trial.
+    """
+
+    spec: Annotated[dict[str, Any], ShownAs(StudySpec)]
+    code: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    kind: JobKind = "submit"
+    caller_cwd: Annotated[str, Field(max_length=4096)] | None = None
+    caller_env: Annotated[dict[str, str], Field(max_length=4096)] | None = None
+    owner: ShortText = ""
+
+
+class SubmitStudyResponse(ResponseBody):
+    """The study that was made, and its spec with every default written out."""
+
+    study: StudyView
+    spec: Annotated[dict[str, Any], ShownAs(StudySpec)]
+
+
+class ExpectedRungView(ResponseBody):
+    """What one rung is expected to take. `units` are epochs, steps, samples or tokens of all its trials.
+
+    `slot_hours` is an upper limit from the job's `max_duration`; None without one.
+    """
+
+    until: int
+    trials: int
+    units: int
+    slot_hours: float | None = None
+
+
+class StudyCheckView(ResponseBody):
+    """What a study would do, without submitting it.
+
+    `method` is the one that runs first, `method_reason` why it was chosen. `num_cells` is the number of
+    different trials of the space; None for a continuous one. `share` is the expected part of the units that
+    training every trial to the end would take.
+    """
+
+    spec: Annotated[dict[str, Any], ShownAs(StudySpec)]
+    method: str
+    method_reason: str = ""
+    num_cells: int | None = None
+    max_trials: int
+    parallel: int
+    slots_per_trial: int
+    rungs: list[ExpectedRungView] = Field(default_factory=list)
+    share: float | None = None
+    slot_hours: float | None = None
+
+
+class ObjectiveView(ResponseBody):
+    """The metric that the study optimizes."""
+
+    metric: str
+    goal: str
+    at: str = "best"
+    target: float | None = None
+
+
+class TrialOriginView(ResponseBody):
+    """Where the params of a trial come from.
+
+    `sub` counts the draws of one suggestion. `parent` and `step` are given for a fork: the trial and the
+    step of the checkpoint that it started from.
+    """
+
+    sampler: str
+    version: str = ""
+    sub: int = 0
+    parent: int | None = None
+    step: int | None = None
+    reason: str = ""
+
+
+class TrialResultView(ResponseBody):
+    """One reported value of the objective. `value` is None where the number was not finite."""
+
+    unit: int
+    value: float | None
+    checkpoint: str | None = None
+
+
+class TrialView(ResponseBody):
+    """One trial. `value` is its objective so far, at the study's `at`; None without a finite value.
+
+    `unit` is the last one reported, `until` the one where it will pause; `results` are given for a single
+    study's best trial, and in listings where `results=true` is asked for. `usd` is None where the pool has
+    no prices.
+    """
+
+    study: int
+    number: int
+    label: str  # `s-3/7`
+    params: dict[str, Scalar]
+    origin: TrialOriginView
+    status: str
+    reason: str = ""
+    job: int | None = None
+    rung: int | None = None
+    unit: int | None = None
+    until: int | None = None
+    value: float | None = None
+    checkpoint: str | None = None  # of `value`, or the last one
+    results: list[TrialResultView] = Field(default_factory=list)
+    slot_s: float = 0.0
+    usd: float | None = None
+    submitted_at: At | None = None
+    started_at: At | None = None
+    ended_at: At | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it will never change again."""
+        return self.status in ("completed", "stopped", "diverged", "failed", "rejected")
+
+
+class RungView(ResponseBody):
+    """One rung: how many trials have reported there, and how many went on."""
+
+    bracket: int = 0
+    until: int
+    reported: int
+    promoted: int
+
+
+class StudyCostView(ResponseBody):
+    """The slot time of a study in hours, and its money.
+
+    `wasted_slot_hours` went into trials that failed, diverged or were rejected, and into work that was done
+    twice; `saved_slot_hours` is the estimate of what stopping early has saved. `usd` is None where the pool
+    has no prices.
+    """
+
+    slot_hours: float = 0.0
+    wasted_slot_hours: float = 0.0
+    saved_slot_hours: float | None = None
+    usd: float | None = None
+    max_slot_hours: float | None = None  # of the budget
+    max_usd: float | None = None
+
+
+class StudyView(ResponseBody):
+    """A study. `rungs`, `final` and `spec` are given for a single study, not in listings.
+
+    `trials` counts trials by status. `best` is the best trial with a finite value. `final` are the jobs of
+    the final retraining.
+    """
+
+    num: int
+    label: str
+    name: str
+    project: str
+    owner: str
+    labels: dict[str, str] = Field(default_factory=dict)
+    state: str
+    reason: ReasonView
+    method: str
+    objective: ObjectiveView
+    max_trials: int
+    parallel: int
+    trials: dict[str, int] = Field(default_factory=dict)
+    best: TrialView | None = None
+    cost: StudyCostView = Field(default_factory=StudyCostView)
+    rungs: list[RungView] = Field(default_factory=list)
+    final: list[int] = Field(default_factory=list)
+    submitted_at: At
+    started_at: At | None = None
+    ended_at: At | None = None
+    eta_at: At | None = None  # expected end; None while it cannot be estimated
+    spec: dict[str, Any] | None = None
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether it has ended; `extend` starts an ended study again."""
+        return self.state in ("succeeded", "failed", "cancelled")
+
+    @property
+    def num_over(self) -> int:
+        """Trials that have ended."""
+        ended = ("completed", "stopped", "diverged", "failed")
+        return sum(self.trials.get(status, 0) for status in ended)
+
+
+class StudyPage(ResponseBody):
+    """`next` is the `before` of the next page; None at the end."""
+
+    studies: list[StudyView]
+    next: int | None = None
+
+
+class TrialPage(ResponseBody):
+    """Trials in number order. `next` is the `after` of the next page; None at the end."""
+
+    trials: list[TrialView]
+    next: int | None = None
+
+
+class StudyEventView(ResponseBody):
+    """One event of a study. `state` is that of the study after the event."""
+
+    study: int
+    seq: int
+    at: At
+    kind: str
+    trial: int | None = None
+    state: str
+    reason: ReasonView
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class StudyEventPage(ResponseBody):
+    """`cursor` is the `after` of the next call; `done`: the study has ended and no event is left."""
+
+    events: list[StudyEventView]
+    cursor: int
+    done: bool
+
+
+class StopStudyRequest(RequestBody):
+    """`trials`: what happens to running trials: they save and end, or train to their end first."""
+
+    trials: Literal["stop", "finish"] = "stop"
+
+
+class ExtendStudyRequest(RequestBody):
+    """New limits of a study; what is left out stays. An ended study runs again.
+
+    Limits of budgets are the new totals.
+    """
+
+    max_trials: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    parallel: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    slot_hours: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    usd: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    duration_s: Annotated[float, Field(gt=0, le=1e12)] | None = None
+
+
+class AddTrialRequest(RequestBody):
+    """A trial with these params, which is started before suggested ones."""
+
+    params: Annotated[dict[ShortText, Scalar], Field(max_length=MAX_PARAMETERS)]
+
+
+class AskRequest(RequestBody):
+    """Take the next trial of a study without a job. `worker` names the evaluator, for listings.
+
+    Waits up to `wait_s` seconds for a suggestion.
+    """
+
+    worker: ShortText = ""
+    wait_s: Annotated[float, Field(ge=0, le=60)] = 20.0
+
+
+class AskResponse(ResponseBody):
+    """`trial` is None where none is to be had now; `done`: the study has ended and will give no more."""
+
+    trial: TrialView | None = None
+    done: bool = False
+    reason: str = ""
+
+
+class TellRequest(RequestBody):
+    """What an outside evaluator has found for a trial.
+
+    `report` is a value on the way (with `unit`); the others end the trial. `diverged` stands for a value
+    that is not finite. The first value of a unit stands.
+    """
+
+    trial: Annotated[int, Field(ge=0)]
+    outcome: Literal["report", "completed", "diverged", "failed", "rejected"] = "completed"
+    value: float | None = None
+    unit: Annotated[int, Field(ge=0, le=10**15)] | None = None
+    reason: ShortText = ""
+
+
+class TellResponse(ResponseBody):
+    """`stop`: the evaluator should end this trial; `until`: the unit at which it should report next."""
+
+    trial: TrialView
+    stop: bool = False
+    until: int | None = None
+
+
+class ParameterImportanceView(ResponseBody):
+    """The share of one parameter in the variation of the objective."""
+
+    name: str
+    importance: float
+
+
+class ImportanceView(ResponseBody):
+    """How much each parameter matters, the most important first; PED-ANOVA over finished trials.
+
+    `num_trials` is the number of trials that it is computed from; `reason` says why there is no result.
+    """
+
+    parameters: list[ParameterImportanceView]
+    num_trials: int
+    method: str = "ped-anova"
+    reason: str = ""
+
+
+class StudyColumnView(ResponseBody):
+    """One axis of a parallel-coordinate plot: `values` has one entry for each trial of the export.
+
+    `kind` is float, int or choice; `log`: the axis is logarithmic.
+    """
+
+    name: str
+    kind: str
+    log: bool = False
+    values: list[Scalar]
+
+
+class StudyExportView(ResponseBody):
+    """A study as columns: trial numbers, params, then the objective. Inactive params are None."""
+
+    study: StudyView
+    trials: list[int]
+    columns: list[StudyColumnView]
+    statuses: list[str]
+    jobs: list[int | None]
+    slot_s: list[float]
+
+
+SubmitStudyResponse.model_rebuild()
