@@ -20,6 +20,8 @@ from phalanx.core.scheduling import (
     plan_pass,
 )
 from phalanx.core.scheduling.model.entitlement import lineage, never_allowed, rolled_up
+from phalanx.core.scheduling.model.urgency import protected_until
+from phalanx.errors import InvariantBroken
 from phalanx.sim.audit.auditor import Auditor
 from phalanx.sim.workload import traces
 from phalanx.sim.workload.history import US
@@ -43,6 +45,7 @@ class Live:
         self.auditor = Auditor()
         self.now = 0
         self.jobs: dict[int, QueuedJob] = {}
+        self.preempted_at: dict[int, list[int]] = {}
         self.leaves_at: dict[int, int] = {}
         self.ends_at: dict[int, int] = {}
 
@@ -78,8 +81,10 @@ class Live:
         for one in decided.preemptions:
             cluster.update(replace(cluster.held[one.job], stopping=True))
             self.leaves_at[one.job] = self.now + int(SAVE_S * US)
+            self.preempted_at.setdefault(one.job, []).append(self.now)
         for start in decided.starts:
             job = cluster.waiting[start.job]
+            delayed_s, times = (self.now - job.owed_since) / US, self.preempted_at.get(job.num, [])
             held = RunningJob(
                 job.num,
                 start.placement,
@@ -87,8 +92,9 @@ class Live:
                 priority=job.priority,
                 started_at=self.now,
                 attained_slot_s=job.attained_slot_s,
-                delayed_s=(self.now - job.owed_since) / US,
+                delayed_s=delayed_s,
                 save_s=SAVE_S,
+                protected_until=protected_until(self.now, delayed_s, times, cluster.config),
             )
             cluster.start(job.num, start.placement, held)
             self.ends_at[job.num] = self.now + int(lasts_s.get(job.num, 1e9) * US)
@@ -197,3 +203,33 @@ def test_a_gang_among_smaller_equals_waits_no_longer_than_the_rule_says(
     bound_s = config.overdue_after_s + config.min_run_s + SAVE_S + 3 * 60.0
     found = wait_of_a_gang(seed, config, largest)
     assert found is not None and found <= bound_s
+
+
+def most_in_an_hour(seed: int, config: PlannerConfig) -> int:
+    """The most preemptions of one job in an hour under a storm of short jobs of higher priorities."""
+    rng = random.Random(seed)
+    live = Live(ClusterIndex(traces.grid_nodes(2, 4, 2, 1), config=config))
+    lasts_s: dict[int, float] = {}
+    for num in (1, 2):
+        live.submit(QueuedJob(num, GangShape(1, rng.randint(2, 4), 1), 10, num))
+    for num in range(10, 130):
+        live.submit(QueuedJob(num, GangShape(2, 4, 1), rng.randint(20, 90), live.now))
+        lasts_s[num] = 20.0
+        for _ in range(rng.choice([3, 4, 5])):
+            live.step(lasts_s)
+            live.go_on(SAVE_S)
+    found = live.preempted_at.values()
+    return max(
+        sum(at <= other <= at + 3600 * US for other in times) for times in found for at in times
+    )
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=3, deadline=None)
+def test_no_job_is_preempted_more_than_eight_times_in_any_hour(seed: int) -> None:
+    assert most_in_an_hour(seed, PlannerConfig()) == 8
+
+
+def test_without_the_limit_the_storm_preempts_one_job_more_often() -> None:
+    with pytest.raises(InvariantBroken, match="times in an hour"):
+        most_in_an_hour(0, PlannerConfig(preemptions_per_hour=1000))

@@ -201,6 +201,7 @@ class Job:
     queued_at: int | None = None  # when it last entered the queue; None: at submit
     attained_slot_s: float = 0.0  # slot-seconds used by attempts that are over
     waited_s: float = 0.0  # seconds in the queue before all placements
+    preempted_at: tuple[int, ...] = ()  # requests to make room, those of the hour before the last
 
     def parts_now(self) -> tuple[Part, ...]:
         """The nodes of each role in the live attempt; without an attempt, at full size."""

@@ -6,7 +6,7 @@ pass does not matter.
 
 from __future__ import annotations
 
-from phalanx.core.scheduling.index.cluster_index import ClusterIndex
+from phalanx.core.scheduling.index.cluster_index import ClusterIndex, next_patience_end
 from phalanx.core.scheduling.model.outcome import Plan
 from phalanx.core.scheduling.model.planning_input import PlanningInput
 from phalanx.core.scheduling.stages import (
@@ -69,13 +69,7 @@ def plan_pass(cluster: ClusterIndex, now: int) -> Plan:
 
 def _wake_at(state: Pass) -> int | None:
     """Return when a wait alone would change the outcome."""
-    times = [*state.cluster.deferred.values(), *_patience_ends(state.cluster)]
+    patience_at = next_patience_end(state.cluster)
+    times = [*state.cluster.deferred.values(), *([] if patience_at is None else [patience_at])]
     times += [one.expires_at for one in state.decisions.reservations if one.victims]
     return min((at for at in times if at > state.now), default=None)
-
-
-def _patience_ends(cluster: ClusterIndex) -> list[int]:
-    """Return when queued jobs stop insisting on their preferred level."""
-    ends = [eq_class.jobs for eq_class in cluster.classes.values() if eq_class.sample.required]
-    limits = [cluster.waiting[num].required_until for jobs in ends for _, num in jobs]
-    return [at for at in limits if at is not None]

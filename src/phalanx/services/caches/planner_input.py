@@ -9,7 +9,7 @@ from phalanx.core.gang.placement import Placement
 from phalanx.core.jobs.model import Attempt, JobPolicy, JobState
 from phalanx.core.scheduling import PlannerConfig, QueuedJob, RunningJob
 from phalanx.core.scheduling.model.scaling import speed_curve
-from phalanx.core.scheduling.model.urgency import is_guarded
+from phalanx.core.scheduling.model.urgency import protected_until
 from phalanx.errors import InvariantBroken
 from phalanx.store.jobs import JobFacts, StoredJob
 from phalanx.store.planning import MOVE, StoredReservation
@@ -135,7 +135,7 @@ def held(
         save_s=save_s,
         preemptible=demand.preemptible,
         stopping=job.state is JobState.STOPPING or attempt.finished,
-        protected_until=_protected_until(stored, attempt, terms),
+        protected_until=protected_until(started_at or 0, job.waited_s, job.preempted_at, terms),
         min_nodes=job.policy.min_nodes if elastic else None,
         max_nodes=job.policy.shape.nodes if elastic else None,
         cpus_per_node=stored.facts.cpus_per_node,
@@ -182,14 +182,6 @@ def _with_goal(placement: Placement, reservation: StoredReservation | None) -> P
     here = {share.node for share in placement.shares}
     more = tuple(share for share in reservation.placement.shares if share.node not in here)
     return Placement(placement.pool, placement.shares + more)
-
-
-def _protected_until(stored: StoredJob, attempt: Attempt, terms: PlannerConfig) -> int:
-    """The time until which a job started by the starvation guard is protected from its peers."""
-    queued_at, placed_at = stored.job.queued_at, attempt.placed_at
-    if queued_at is None or placed_at is None or not is_guarded(queued_at, placed_at, terms):
-        return 0
-    return placed_at + round(terms.guard_quantum_s * _US)
 
 
 def _remaining_s(

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from phalanx.core.gang.placement import Placement
 from phalanx.core.jobs.model import Job, NodeOutcome
-from phalanx.core.reasons import Reason
+from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import ClusterIndex, QueuedJob, RunningJob
+from phalanx.core.scheduling.model.urgency import protected_until
 from phalanx.core.scheduling.stages.preference import NOTHING, Preferences
 from phalanx.sim.cluster.accounting import Accounting
 from phalanx.sim.cluster.events import EventQueue
@@ -62,7 +63,7 @@ class Attempts:
         job, config, now = run.job, self._setup.config, int(now_s * US)
         waited_s = now_s - run.queued_s
         delayed_s = run.waited_s + waited_s
-        protected = delayed_s > config.guard_after_s
+        preempted_at = self._lifecycles.jobs[num].preempted_at
         held = RunningJob(
             num,
             placement,
@@ -76,7 +77,7 @@ class Attempts:
             saved_at=now if run.left_s < job.duration_s else None,
             save_s=costs.stop_of(job) if costs.graceful else None,
             restart_s=costs.restart_s,
-            protected_until=int((now_s + config.guard_quantum_s) * US) if protected else 0,
+            protected_until=protected_until(now, delayed_s, preempted_at, config),
             min_nodes=job.min_nodes,
             max_nodes=None if job.min_nodes is None else job.shape.nodes,
             delayed_s=delayed_s,
@@ -97,17 +98,18 @@ class Attempts:
         run, held = self._accounting.runs[num], self._cluster.held[num]
         self._accounting.advance(run)
         run.resizes += 1
-        self._lifecycles.resized(num, placement, reason, run.step, self._events.now_s)
+        resized = Reason(ReasonCode.RESIZED, reason.message)
+        self._lifecycles.resized(num, placement, resized, run.step, self._events.now_s)
         now = int(self._events.now_s * US)
         self._cluster.release(num)
-        resized = replace(
+        changed = replace(
             held,
             placement=placement,
             started_at=now,
             attained_slot_s=run.attained_slot_s,
             resized_at=now,
         )
-        self._cluster.hold(resized)
+        self._cluster.hold(changed)
         self._accounting.place(run, placement, self._costs.resize_s)
 
     def ask_to_leave(self, num: int, reason: Reason) -> None:

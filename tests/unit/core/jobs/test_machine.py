@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from phalanx.core.gang.failures import Failure
@@ -19,7 +21,7 @@ from phalanx.core.jobs.model import (
     NodeOutcome,
     StopGoal,
 )
-from phalanx.core.reasons import Cause, ReasonCode
+from phalanx.core.reasons import Cause, Reason, ReasonCode
 from phalanx.errors import InvalidTransition, InvariantBroken
 
 pytestmark = pytest.mark.unit
@@ -177,3 +179,17 @@ def test_after_a_quarantine_the_job_still_knows_the_checkpoint_before() -> None:
     assert (progress.checkpoint_path, progress.checkpoint_step) == ("/c/9", 9)
     other = e.CheckpointQuarantined(1, 0, "/c/3", "digest", left_path="/c/12", left_step=12)
     assert decide(job, other, NOW).job.progress.checkpoint_path == "/c/12"
+
+
+def test_preemptions_of_the_last_hour_are_remembered_and_other_stops_are_not() -> None:
+    def after(code: ReasonCode, goal: StopGoal, at: int, *known: int) -> tuple[int, ...]:
+        job = replace(play(*UP), preempted_at=known)
+        return decide(job, e.StopRequested(goal, Reason(code)), at).job.preempted_at
+
+    hour = 3600 * S
+    made_room = (ReasonCode.PREEMPTED, StopGoal.REQUEUE)
+    assert after(*made_room, NOW) == (NOW,)
+    assert after(*made_room, NOW + hour, NOW, NOW + 1) == (NOW, NOW + 1, NOW + hour)
+    assert after(*made_room, NOW + hour + 1, NOW) == (NOW + hour + 1,)
+    assert after(ReasonCode.RESIZED, StopGoal.REQUEUE, NOW) == ()
+    assert after(ReasonCode.PREEMPTED, StopGoal.PAUSE, NOW) == ()

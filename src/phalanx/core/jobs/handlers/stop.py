@@ -18,10 +18,14 @@ from phalanx.core.jobs.model import (
 from phalanx.core.reasons import Reason, ReasonCode
 
 _GOALS = tuple(StopGoal)
+_HOUR_US = 3600 * US
 
 
 def stop_active(job: Job, event: e.StopRequested, now: int) -> Decision:
     """Ask the ranks to save and leave within the grace period."""
+    if event.goal is StopGoal.REQUEUE and event.reason.code is ReasonCode.PREEMPTED:
+        recent = [at for at in job.preempted_at if now - at <= _HOUR_US]
+        job = replace(job, preempted_at=(*recent, now))
     return Decision(stop(job, event.goal, event.reason, deadline_at=_deadline(job, event, now)))
 
 

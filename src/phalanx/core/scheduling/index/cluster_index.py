@@ -169,7 +169,7 @@ class ClusterIndex:
         self.used: dict[str, int] = {}
         self.waiting: dict[int, QueuedJob] = {}
         self._submitted: dict[int, QueuedJob] = {}  # jobs that wait on other terms than at first
-        self._patience: list[tuple[int, int]] = []  # (end, job): waits for a preferred level
+        self.patience: list[tuple[int, int]] = []  # (end, job): waits for a preferred level
         self.classes: dict[tuple[object, ...], EquivalenceClass] = {}
         self._lines: Lines = {}
         self.class_of: dict[int, EquivalenceClass] = {}
@@ -221,7 +221,7 @@ class ClusterIndex:
         if job is not submitted:
             self._submitted[job.num] = submitted
         if job.required_until is not None:
-            heapq.heappush(self._patience, (job.required_until, job.num))
+            heapq.heappush(self.patience, (job.required_until, job.num))
         self.waiting[job.num] = job
         self.demand[job.project] = self.demand.get(job.project, 0) + job.num_slots
         self._add_queued_demand(job, 1)
@@ -241,8 +241,8 @@ class ClusterIndex:
         A reservation changes nothing about the end of a wait for a preferred level.
         """
         self.now = now
-        while self._patience and self._patience[0][0] <= now:
-            num = heapq.heappop(self._patience)[1]
+        while self.patience and self.patience[0][0] <= now:
+            num = heapq.heappop(self.patience)[1]
             job = self.waiting.get(num)
             if job is not None and job.as_of(now) is not job:
                 reservation = self.reservations.get(num)
@@ -439,3 +439,14 @@ class ClusterIndex:
             self.deferred,
             self.reservations,
         )
+
+
+def next_patience_end(cluster: ClusterIndex) -> int | None:
+    """Return when the next queued job stops insisting on its preferred level; None if none does."""
+    while cluster.patience:
+        at, num = cluster.patience[0]
+        job = cluster.waiting.get(num)
+        if job is not None and job.required_until == at:
+            return at
+        heapq.heappop(cluster.patience)
+    return None

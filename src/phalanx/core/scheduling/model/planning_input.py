@@ -97,7 +97,7 @@ class RunningJob:
     restart_s: float = 60.0  # seconds of a restart
     preemptible: bool = True  # whether it may be asked to leave
     stopping: bool = False  # asked to leave; holds its slots until it has left
-    protected_until: int = 0  # not preempted by peers before this time
+    protected_until: int = 0  # not preempted before this time; see `urgency.protected_until`
     min_nodes: int | None = None  # least size of an elastic job
     max_nodes: int | None = None  # full size of an elastic job
     cpus_per_node: int = 0  # CPUs of each share
@@ -186,6 +186,7 @@ class PlannerConfig:
     num_reservations: int = 4  # reservations for blocked gangs in a pass
     reserve_after_s: float = 0.0  # least wait of a gang that gets a reservation
     reservation_ttl_s: float = 900.0  # life of a reservation after its victims have left
+    preemptions_per_hour: int = 8  # a job is not preempted more often in any hour
     preemption_budget: int = 16  # searches for victims in a pass
     step_budget: int = 6000  # jobs and nodes considered before a pass stops searching for victims
     lost_per_need: float = 0.005  # part of the gang's needed work that a victim may lose at most

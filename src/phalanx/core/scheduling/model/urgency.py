@@ -6,6 +6,8 @@ limit and with live progress, and grows with the wait. Jobs that waited beyond t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of, size_class
 from phalanx.core.scheduling.model.planning_input import US, PlannerConfig, QueuedJob, RunningJob
 
@@ -84,6 +86,23 @@ def is_guarded(since: int, now: int, config: PlannerConfig) -> bool:
     return (now - since) / US > config.guard_after_s
 
 
+def protected_until(
+    started_at: int, waited_s: float, preempted_at: Sequence[int], config: PlannerConfig
+) -> int:
+    """Return until when a job that starts now is not chosen as a victim, microseconds.
+
+    `waited_s` are its waits up to this start. Two rules protect it: the starvation guard, and the limit on
+    the preemptions of a job in any hour.
+    """
+    until = 0
+    if waited_s > config.guard_after_s:
+        until = started_at + int(config.guard_quantum_s * US)
+    most = config.preemptions_per_hour
+    if len(preempted_at) >= most:
+        until = max(until, preempted_at[-most] + 3600 * US + 1)
+    return until
+
+
 def expected_end(
     held: RunningJob, history: History, now: int, quantile: float = 0.75
 ) -> int | None:
@@ -160,5 +179,6 @@ __all__ = [
     "held_base",
     "is_guarded",
     "kind_key",
+    "protected_until",
     "settled_end",
 ]

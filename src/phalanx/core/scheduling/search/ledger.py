@@ -193,7 +193,7 @@ class Ledger:
 
         Waits before earlier starts do not count: a gang that was preempted is not overdue at once.
         """
-        if eq_class.sample.num_slots < 2 or not self.config.num_overdue:
+        if not 1 < eq_class.sample.num_slots <= self.largest_small() or not self.config.num_overdue:
             return False
         waited_s = (self.now - self.cluster.waiting[num].since) / US
         if waited_s < self.config.overdue_after_s:

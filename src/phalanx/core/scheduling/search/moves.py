@@ -29,24 +29,37 @@ def may_help(search: VictimSearch, eq_class: EquivalenceClass, job: QueuedJob) -
 def candidates(search: VictimSearch, job: QueuedJob) -> dict[int, float]:
     """Return the running jobs that could migrate for this one, with the price of each."""
     found: dict[int, float] = {}
-    for priority, ranked in sorted(search.cluster.preemptible(search.now).items()):
-        if priority <= job.priority:
-            for _, num in ranked:
-                held = search.cluster.held[num]
-                search.decisions.num_steps += 1
-                if num not in search.decisions.leaving and _may_move(search, job, held):
-                    found[num] = search.price(held)
+    most, leaving = job.num_slots // _SMALLER, search.decisions.leaving
+    for held in _movable(search, job.priority):
+        search.decisions.num_steps += 1
+        if held.num_slots > most or held.job in leaving:
+            continue
+        if not search.shares or held.project == job.project:
+            found[held.job] = search.price(held)
     return found
 
 
-def _may_move(search: VictimSearch, job: QueuedJob, held: RunningJob) -> bool:
+def _movable(search: VictimSearch, priority: int) -> list[RunningJob]:
+    """Return the jobs of at most a priority that may migrate at all; computed once in a pass."""
+    known = search.movable.get(priority)
+    if known is None:
+        held_by = search.cluster.held
+        known = search.movable[priority] = [
+            held_by[num]
+            for other, ranked in sorted(search.cluster.preemptible(search.now).items())
+            if other <= priority
+            for _, num in ranked
+            if _may_move(search, held_by[num])
+        ]
+    return known
+
+
+def _may_move(search: VictimSearch, held: RunningJob) -> bool:
     if held.started_at is None or held.save_s is None or held.protected_until > search.now:
-        return False
-    if search.shares and held.project != job.project:
         return False
     if (search.now - held.started_at) / US < search.config.move_after_s:
         return False
-    return held.num_slots * _SMALLER <= job.num_slots and len(held.placement.shares) == 1
+    return len(held.placement.shares) == 1
 
 
 def pays(

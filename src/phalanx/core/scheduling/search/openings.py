@@ -58,14 +58,14 @@ class OpeningSearch:
         priority = None if overdue is None else overdue.priority
         known = self._ends.get(priority)
         if known is None:
-            known = self.cluster.running.ends(self.now)
-            if overdue is not None:
-                known = sorted(
-                    [
-                        (leaves_at(self.cluster, num, at, overdue, self.now), num)
-                        for at, num in known
-                    ]
-                )
+            if overdue is None:
+                known = self.cluster.running.ends(self.now)
+            else:
+                known = [
+                    (leaves_at(self.cluster, num, at, overdue, self.now), num)
+                    for at, num in self.ends()
+                ]
+                known.sort()
             self._ends[priority] = known
         return known
 

@@ -37,6 +37,8 @@ class VictimSearch:
     peers: dict[int, PeerCandidates] = field(default_factory=dict)
     #: By priority: the candidate set of the gang that was searched for last.
     incremental: dict[int, IncrementalCandidateSet] = field(default_factory=dict)
+    #: By priority: jobs of at most that priority that may migrate.
+    movable: dict[int, list[RunningJob]] = field(default_factory=dict)
     #: By project and priority: slot-seconds that small queued jobs have waited.
     waited: dict[tuple[str, int], float] = field(default_factory=dict)
     #: By project: jobs that make up its use beyond its guarantee, as of a version of the ledger.

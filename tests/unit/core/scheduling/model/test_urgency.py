@@ -19,6 +19,7 @@ from phalanx.core.scheduling.model.urgency import (
     held_base,
     is_guarded,
     kind_key,
+    protected_until,
     remaining_of,
     settled_end,
 )
@@ -241,3 +242,20 @@ class TestCosts:
         held = running(1, FOUR, started_at=started_at, attained_slot_s=5.0)
         assert held.attained(self.NOW) == attained
         assert math.isclose(held.attained(self.NOW + US) - attained, 4.0 * (started_at == 0))
+
+
+class TestProtection:
+    HOUR = 3600 * 1_000_000
+
+    @pytest.mark.parametrize(
+        ("num", "until"), [(7, 0), (8, HOUR + 1), (9, HOUR + 2)], ids=["seven", "eight", "nine"]
+    )
+    def test_the_eighth_last_preemption_is_more_than_an_hour_ago_before_the_next(
+        self, num: int, until: int
+    ) -> None:
+        assert protected_until(self.HOUR // 2, 0.0, range(num), PlannerConfig()) == until
+
+    def test_a_job_started_by_the_guard_has_its_quantum(self) -> None:
+        config = PlannerConfig(guard_after_s=100.0, guard_quantum_s=10.0)
+        assert protected_until(5, 101.0, (), config) == 5 + 10 * US
+        assert protected_until(5, 100.0, (), config) == 0
