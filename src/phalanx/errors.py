@@ -242,6 +242,12 @@ class FinalCheckpointNotSaved(TrainingError):
     code = "final_checkpoint_not_saved"
 
 
+class ParamsRejected(TrainingError):
+    """The script says that its parameters make no sense: `run.reject`."""
+
+    code = "params_rejected"
+
+
 class RestoreMismatch(TrainingError):
     """The checkpoint belongs to another model, optimizer or data set."""
 

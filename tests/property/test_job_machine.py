@@ -133,6 +133,7 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
             5000,
             step,
             draw(maybe_failure),
+            target=draw(st.none() | st.integers(1, 3)),
         ),
         "released": lambda: e.NodeReleased(attempt, rank),
         "lost": lambda: e.NodeLost(attempt, rank, "gone", step),
@@ -149,6 +150,7 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
         "asked": lambda: e.StacksRequested(),
         "profiled": lambda: e.ProfileRequested(draw(st.integers(1, 9)), 2, ("nvtx",)),
         "captured": lambda: e.StacksCaptured(attempt, generation, rank, draw(st.integers(0, 3))),
+        "raised": lambda: e.TargetRaised(draw(st.integers(1, 4))),
         "unanswered": lambda: e.StacksOverdue(attempt, generation),
     }
     usual = ["placed", "ready", "started", "started", "ended", "ended", "failed", "waited"]

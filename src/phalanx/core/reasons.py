@@ -19,6 +19,7 @@ class Cause(StrEnum):
     DIVERGED = "diverged"
     CHECKPOINT_MISSING = "checkpoint_missing"
     FINAL_CHECKPOINT_NOT_SAVED = "final_checkpoint_not_saved"
+    PARAMS_REJECTED = "params_rejected"
 
 
 class ReasonCode(StrEnum):
@@ -56,6 +57,8 @@ class ReasonCode(StrEnum):
     CHECKPOINT_MISSING = "checkpoint_missing"
     FINAL_CHECKPOINT_NOT_SAVED = "final_checkpoint_not_saved"
     BEGIN_ANEW_REQUESTED = "begin_anew_requested"
+    PARAMS_REJECTED = "params_rejected"
+    TARGET_REACHED = "target_reached"
 
 
 @dataclass(frozen=True, slots=True)

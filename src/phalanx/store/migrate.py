@@ -14,8 +14,18 @@ from phalanx.errors import StoreCorrupt
 from phalanx.kit.text import random_hex
 from phalanx.store.tables import counters, facts, metadata
 
-HEAD = "0010"
-COUNTERS = ("job", "feed", "command", "checkpoint", "metric", "log", "study", "study_command")
+HEAD = "0011"
+COUNTERS = (
+    "job",
+    "feed",
+    "command",
+    "checkpoint",
+    "metric",
+    "log",
+    "study",
+    "study_command",
+    "trial_report",
+)
 DATABASE_ID = "database_id"
 _FOLDER = Path(__file__).parent / "migrations"
 

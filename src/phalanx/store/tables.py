@@ -352,6 +352,34 @@ credentials = Table(
     Index(None, "parent"),
 )
 
+# What trials have reported: the first report of each unit stands.
+trial_reports = Table(
+    "trial_reports",
+    metadata,
+    _key("id"),  # in the order of arrival
+    Column("job", BigInteger, nullable=False),
+    Column("unit", BigInteger, nullable=False),  # units completed
+    Column("attempt", Integer, nullable=False),
+    Column("generation", Integer, nullable=False),
+    # Of the objective: a number, a text where it is not finite, null where the report did not have it.
+    Column("value", JSON, nullable=False),
+    Column("metrics", JSON, nullable=False),
+    Column("checkpoint", Text),  # path or URL of the one committed at this unit; NULL: none
+    Column("final", Boolean, nullable=False),  # the target of the trial
+    Column("at", BigInteger, nullable=False),
+    Index(None, "job", "unit", unique=True),
+)
+
+# Checkpoints that retention must not delete.
+checkpoint_pins = Table(
+    "checkpoint_pins",
+    metadata,
+    _key("job"),
+    Column("path", Text, primary_key=True),
+    Column("by", String(128), primary_key=True),  # what needs it, such as `s-3`
+    Column("at", BigInteger, nullable=False),
+)
+
 # What is true of the whole database, such as its id.
 facts = Table(
     "facts",

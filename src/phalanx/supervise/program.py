@@ -258,6 +258,9 @@ class Supervisor:
         self._port.release()
         self._port = HeldPort(self._rng)
         port = self._port.number
+        target = None
+        if generation is not None and outcome is NodeOutcome.AT_TARGET:
+            target = generation.records.target
 
         def make(seq: int) -> Report:
             report = RanksEndedReport(
@@ -268,6 +271,7 @@ class Supervisor:
                 step=generation.records.reached if generation else None,
                 failure=generation.fault if generation else None,
                 unsaved=generation.unsaved if generation else "",
+                target=target,
             )
             self._last_report = report
             self._write_exit(report)

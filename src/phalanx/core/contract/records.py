@@ -125,6 +125,22 @@ class MetricRecord(Record):
     values: Mapping[str, float | str]
 
 
+@_record("report")
+class ReportRecord(Record):
+    """The trial has completed so many units (rank 0). Numbers that are not finite are texts, as in metrics.
+
+    `value` is that of the objective; None where the report did not have it.
+    """
+
+    unit: int
+    value: float | str | None = None
+    metrics: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
+    #: path or URL of the checkpoint that was committed at this unit; empty: none
+    checkpoint: str = ""
+    #: the trial's target: it goes on only if the target is raised
+    final: bool = False
+
+
 @_record("checkpoint")
 class CheckpointRecord(Record):
     """A checkpoint was committed (rank 0)."""
@@ -197,10 +213,12 @@ class QuarantinedRecord(Record):
 
 @_record("stopped")
 class StoppedRecord(Record):
-    """The rank left at a stop request."""
+    """The rank left at a stop request, or because its trial has reached its `target`."""
 
     saved: bool
     step: int
+    #: the unit at which the trial pauses; None: a stop was requested
+    target: int | None = None
 
 
 @_record("done", kw_only=False)
@@ -320,6 +338,9 @@ def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 # How a field is read back, by its annotation. What a user's process wrote is not trusted to have types.
 _READERS: dict[str, Callable[[Any], Any]] = {
+    "float | str | None": lambda data: (
+        data if data is None or isinstance(data, str) else float(data)
+    ),
     "int": int,
     "int | None": _or_none(int),
     "float | None": _or_none(float),

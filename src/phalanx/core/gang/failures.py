@@ -25,6 +25,7 @@ _OOM_WORDS = ("can't allocate memory", "CUDA out of memory", "std::bad_alloc")
 _START_TYPES = _names("PreflightFailed")
 _DIVERGED_TYPES = _names("Diverged DivergedForGood")
 _MISSING_TYPES = _names("CheckpointMissing CheckpointUnavailable")
+_REJECTED_TYPES = _names("ParamsRejected")
 _UNSAVED_TYPES = _names("FinalCheckpointNotSaved")
 _MISTAKES = _names(
     "AttributeError FileNotFoundError ImportError IndentationError KeyError ModuleNotFoundError",
@@ -176,6 +177,8 @@ def classify(exit: RankExit, *, stepped: bool) -> Cause:
         return Cause.START_FAILED
     if exit.exception in _MISSING_TYPES:
         return Cause.CHECKPOINT_MISSING
+    if exit.exception in _REJECTED_TYPES:
+        return Cause.PARAMS_REJECTED
     if exit.exception in _UNSAVED_TYPES:
         return Cause.FINAL_CHECKPOINT_NOT_SAVED
     if not stepped and exit.exception in _MISTAKES:

@@ -39,6 +39,8 @@ DEFAULT_BUDGETS: Mapping[Cause, Budget] = {
     Cause.CHECKPOINT_MISSING: Budget(count=3, first_wait_s=30.0),
     # The owner asked for a failure (`checkpoint.on_final_failure`), after the same wait.
     Cause.FINAL_CHECKPOINT_NOT_SAVED: Budget(count=0),
+    # The script says that its parameters make no sense.
+    Cause.PARAMS_REJECTED: Budget(count=0),
 }
 
 

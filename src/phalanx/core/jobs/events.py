@@ -117,19 +117,17 @@ class StacksOverdue:
 
 @dataclass(frozen=True, slots=True)
 class RanksEnded:
-    """Every rank of one node is gone. `step` is the last one completed; `port` is a fresh one.
+    """Every rank of one node is gone."""
 
-    `unsaved` says why the last checkpoint of a run that came to its end is missing; empty: it is not.
-    """
-
-    attempt: int
-    generation: int
-    node_rank: int
-    outcome: NodeOutcome
-    port: int
-    step: int | None = None
-    failure: Failure | None = None
-    unsaved: str = ""
+    attempt: int  # number of the attempt in the job
+    generation: int  # number of the generation in the attempt
+    node_rank: int  # of the node in the gang
+    outcome: NodeOutcome  # how the ranks ended there
+    port: int  # a fresh one, free for the next rendezvous
+    step: int | None = None  # the last one completed
+    failure: Failure | None = None  # the first one on the node
+    unsaved: str = ""  # why the last checkpoint of a complete run is missing; empty: it is not
+    target: int | None = None  # of a trial, if its ranks left because they have reached it
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +198,13 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetRaised:
+    """A trial may go on until it has completed `until` units."""
+
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
 class BackoffElapsed:
     """The wait before the next generation is over."""
 
@@ -238,6 +243,7 @@ JobEvent = (
     | ProfileRequested
     | StacksCaptured
     | StacksOverdue
+    | TargetRaised
 )
 
 EVENT_TYPES: tuple[type[JobEvent], ...] = get_args(JobEvent)

@@ -32,6 +32,7 @@ from phalanx.core.jobs.handlers.start import attempt_placed, node_ready, ranks_s
 from phalanx.core.jobs.handlers.steps import US
 from phalanx.core.jobs.handlers.stop import (
     duration_exceeded,
+    raised,
     resumed,
     stop_active,
     stop_idle,
@@ -108,6 +109,7 @@ ROWS: tuple[tuple[type[e.JobEvent], Cell, Cell, Cell, Cell, Cell], ...] = (
     (e.ProfileRequested,      LATE,           profile_requested, profile_requested, LATE,      LATE),
     (e.StacksCaptured,        LATE,           stacks_captured,   stacks_captured,   LATE,      LATE),
     (e.StacksOverdue,         LATE,           stacks_overdue,    STOPS,             LATE,      LATE),
+    (e.TargetRaised,          raised,         raised,            raised,            raised,    JOB_OVER),
 )
 # fmt: on
 TRANSITIONS: dict[tuple[JobState, type], Cell] = {

@@ -57,6 +57,7 @@ class NodeOutcome(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"  # left at a stop request, with or without a checkpoint
+    AT_TARGET = "at_target"  # left with a checkpoint, because the trial has reached its target
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,7 @@ class Job:
     attained_slot_s: float = 0.0  # slot-seconds used by attempts that are over
     waited_s: float = 0.0  # seconds in the queue before all placements
     preempted_at: tuple[int, ...] = ()  # requests to make room, those of the hour before the last
+    until: int | None = None  # raised target of a trial; None: that of its contract
 
     def parts_now(self) -> tuple[Part, ...]:
         """The nodes of each role in the live attempt; without an attempt, at full size."""

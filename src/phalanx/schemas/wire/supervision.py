@@ -80,7 +80,10 @@ class RankFailedReport(GenerationReport):
 
 
 class RanksEndedReport(GenerationReport):
-    """Every rank of this node is gone; `port` is a fresh one for the next generation."""
+    """Every rank of this node is gone; `port` is a fresh one for the next generation.
+
+    `target` is that of a trial: its ranks left because they have reached it.
+    """
 
     kind: Literal["ranks_ended"] = "ranks_ended"
     outcome: NodeOutcome
@@ -88,6 +91,7 @@ class RanksEndedReport(GenerationReport):
     step: int | None = None
     failure: FailureReport | None = None
     unsaved: EncodableText = ""
+    target: int | None = None
 
 
 class CheckpointReport(GenerationReport):
@@ -100,6 +104,23 @@ class CheckpointReport(GenerationReport):
     size_bytes: int = 0
     took_s: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
+    at: int
+
+
+class TrialReport(GenerationReport):
+    """A trial has completed `unit` units. `checkpoint` is the path of one that was committed there.
+
+    `value` is that of the objective: None where it is missing, a text where it is not finite.
+    """
+
+    kind: Literal["trial"] = "trial"
+    unit: Annotated[int, Field(ge=0, lt=1 << 62)]
+    value: float | Literal["nan", "inf", "-inf"] | None = None
+    metrics: dict[str, float | Literal["nan", "inf", "-inf"]] = Field(
+        default_factory=dict, max_length=1000
+    )
+    checkpoint: Annotated[EncodableText, Field(max_length=4096)] = ""
+    final: bool = False
     at: int
 
 
@@ -267,6 +288,7 @@ Report = Annotated[
     | RankFailedReport
     | RanksEndedReport
     | CheckpointReport
+    | TrialReport
     | RestoredReport
     | QuarantinedReport
     | CheckpointRemovedReport
@@ -365,6 +387,8 @@ class Orders(Message):
         wish = orders.profile
         if wish is not None:
             version += f":{wish.request}"
+        if orders.until is not None:
+            version += f":until {orders.until}"
         known = {name: getattr(orders, name) for name in cls.model_fields if hasattr(orders, name)}
         known |= {
             "version": version,

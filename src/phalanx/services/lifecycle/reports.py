@@ -20,6 +20,8 @@ from phalanx.services.lifecycle.commit import LEAVING, Note
 from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.lineage import LedgerSlice
+from phalanx.store.studies import trial_reports
+from phalanx.store.studies.trial_reports import Taken
 from phalanx.store.telemetry import LogSegment
 
 
@@ -82,6 +84,7 @@ def ended_event(
         port=report.port,
         step=report.step,
         unsaved=report.unsaved,
+        target=report.target,
         failure=None if failure is None else failure_of(failure, node_rank, offset_us),
     )
 
@@ -135,6 +138,15 @@ def _checkpoint(inbox: Inbox, report: wire.CheckpointReport) -> None:
         inbox.events.append(
             e.CheckpointCommitted(inbox.attempt, report.generation, report.step, report.path)
         )
+
+
+def _trial(inbox: Inbox, report: wire.TrialReport) -> None:
+    values = report.model_dump(exclude={"kind", "seq"}) | {"at": inbox.ours(report.at)}
+    values |= {"job": inbox.job, "attempt": inbox.attempt, "checkpoint": report.checkpoint or None}
+    if trial_reports.add(inbox.tx, values) is Taken.DIFFERS:
+        said = f"the report of unit {report.unit} differs from the first one, which stands"
+        data = {"message": f"{said}: {report.value}", "rank": 0, "node_rank": inbox.node_rank}
+        inbox.events.append(Note("warned", inbox.attempt, report.generation, data))
 
 
 def _restored(inbox: Inbox, report: wire.RestoredReport) -> None:
@@ -296,6 +308,7 @@ _READERS: Mapping[type, Callable[[Inbox, Any], None]] = {
     wire.RanksEndedReport: _ranks_ended,
     wire.CheckpointReport: _checkpoint,
     wire.CheckpointCopyReport: _copy,
+    wire.TrialReport: _trial,
     wire.RestoredReport: _restored,
     wire.QuarantinedReport: _quarantined,
     wire.CheckpointRemovedReport: _removed,

@@ -358,13 +358,8 @@ class Generation:
     @property
     def outcome(self) -> NodeOutcome:
         """How it ended on this node."""
-        if self.failure is not None or self._ended_from_above:
-            return NodeOutcome.FAILED
-        if not all(_is_clean(one) for one in self.ranks):
-            return NodeOutcome.STOPPED if self.stop_delivered else NodeOutcome.FAILED
-        asked_to_stop = self.stop_delivered or bool(self.records.stopped)
-        done = self.records.done == {one.rank for one in self.ranks}
-        return NodeOutcome.STOPPED if asked_to_stop and not done else NodeOutcome.SUCCEEDED
+        ended_well = self.failure is None and not self._ended_from_above
+        return _outcome_of(self) if ended_well else NodeOutcome.FAILED
 
 
 def open_checkpoint_folder(
@@ -430,6 +425,18 @@ def _unsaved_as_failure(
         return None
     cause, node = Cause.FINAL_CHECKPOINT_NOT_SAVED, context.assignment.node_rank
     return FailureReport.from_core(Failure(cause, None, node, context.clock.now(), folder.unsaved))
+
+
+def _outcome_of(generation: Generation) -> NodeOutcome:
+    """How ranks ended that did not fail."""
+    records, stopped = generation.records, generation.stop_delivered
+    if not all(_is_clean(one) for one in generation.ranks):
+        return NodeOutcome.STOPPED if stopped else NodeOutcome.FAILED
+    if records.target is not None and not stopped:
+        return NodeOutcome.AT_TARGET
+    done = records.done == {one.rank for one in generation.ranks}
+    asked_to_stop = stopped or bool(records.stopped)
+    return NodeOutcome.STOPPED if asked_to_stop and not done else NodeOutcome.SUCCEEDED
 
 
 def _is_clean(rank: LocalRank) -> bool:

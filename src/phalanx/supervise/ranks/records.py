@@ -35,6 +35,7 @@ from phalanx.schemas.wire.supervision import (
     QuarantinedReport,
     Report,
     RestoredReport,
+    TrialReport,
     WarningReport,
 )
 from phalanx.supervise.ranks.ledger_watermarks import LedgerWatermark, WatermarkLog
@@ -152,6 +153,8 @@ class GenerationRecords:
         self.done: set[int] = set()
         self.unsaved = ""
         self.stopped: set[int] = set()
+        #: the target that the trial has reached, so that its ranks left
+        self.target: int | None = None
         self._began = False
         self._fresh_rows: list[Consumed] = []
         self._merge_at = _MOST_ROWS
@@ -286,8 +289,9 @@ class GenerationRecords:
         self.unsaved = self.unsaved or record.unsaved
         self._watch.ended()
 
-    def _stopped(self, rank: int, _at: int, _record: contract.StoppedRecord) -> None:
+    def _stopped(self, rank: int, _at: int, record: contract.StoppedRecord) -> None:
         self.stopped.add(rank)
+        self.target = record.target
         self._watch.ended()
 
     def _metric(self, rank: int, at: int, record: MetricRecord) -> None:
@@ -310,6 +314,11 @@ class GenerationRecords:
         self, _rank: int, at: int, record: contract.UploadedRecord | contract.UploadingRecord
     ) -> None:
         self._checkpoint_report(at, record)  # raises for invalid values here, not when it is sent
+        self._checkpoints.append((at, record))
+
+    def _report_of_trial(self, _rank: int, at: int, record: contract.ReportRecord) -> None:
+        # Behind the report of its checkpoint.
+        self._checkpoint_report(at, record)
         self._checkpoints.append((at, record))
 
     def _restored(self, _rank: int, _at: int, record: contract.RestoredRecord) -> None:
@@ -401,6 +410,8 @@ class GenerationRecords:
             )
         if isinstance(record, contract.UploadedRecord | contract.UploadingRecord):
             return _copy_report(generation, at, record)
+        if isinstance(record, contract.ReportRecord):
+            return _trial_report(generation, at, record)
         assert isinstance(record, contract.CheckpointRecord)
         fields: dict[str, Any] = {
             "generation": generation,
@@ -423,6 +434,7 @@ _HANDLERS: Mapping[type[Record], Callable[[GenerationRecords, int, int, Any], No
     contract.StoppedRecord: GenerationRecords._stopped,
     contract.MetricRecord: GenerationRecords._metric,
     contract.CheckpointRecord: GenerationRecords._checkpoint,
+    contract.ReportRecord: GenerationRecords._report_of_trial,
     contract.RemovedRecord: GenerationRecords._gone,
     contract.QuarantinedRecord: GenerationRecords._gone,
     contract.UploadingRecord: GenerationRecords._copy,
@@ -444,6 +456,7 @@ class SideRecords(GenerationRecords):
 
     _NOT_THE_JOBS = (
         contract.CheckpointRecord,
+        contract.ReportRecord,
         contract.RestoredRecord,
         contract.DataRecord,
         contract.QuarantinedRecord,
@@ -560,6 +573,22 @@ def _copy_report(
     }
     CheckpointCopyReport(seq=0, **fields)
     return lambda seq: CheckpointCopyReport(seq=seq, **fields)
+
+
+def _trial_report(
+    generation: int, at: int, record: contract.ReportRecord
+) -> Callable[[int], Report]:
+    fields: dict[str, Any] = {
+        "generation": generation,
+        "unit": record.unit,
+        "value": record.value,
+        "metrics": {replace_unencodable(name): one for name, one in record.metrics.items()},
+        "checkpoint": record.checkpoint,
+        "final": record.final,
+        "at": at,
+    }
+    TrialReport(seq=0, **fields)
+    return lambda seq: TrialReport(seq=seq, **fields)
 
 
 def _is_no_metric(frame: bytes) -> bool:

@@ -2,8 +2,8 @@
 
 A supervisor that is killed leaves its ranks' report files behind. The first supervisor of a later attempt
 that finds them on its node continues reading where the dead one stopped, and sends what is missing in the
-job's accounts: ledger rows, and commits, removals and restores of checkpoints. It uses the dead one's
-token and continues its report numbers, so that nothing is stored twice.
+job's accounts: ledger rows, reports of trials, and commits, removals and restores of checkpoints. It uses
+the dead one's token and continues its report numbers, so that nothing is stored twice.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from phalanx.schemas.wire.supervision import (
     Report,
     RestoredReport,
     SyncRequest,
+    TrialReport,
 )
 from phalanx.supervise.ranks.ledger_watermarks import (
     LedgerWatermark,
@@ -50,7 +51,13 @@ _MOST_ASSIGNMENT_BYTES = 16 << 20
 # Of one rank's report file more than this is never kept; see `records`.
 _MOST_BYTES = 2 * BACKLOG_BYTES
 _TRIES, _FIRST_WAIT_S, _MAX_WAIT_S = 30, 0.02, 2.0
-_ACCOUNT = (LedgerReport, CheckpointReport, CheckpointRemovedReport, RestoredReport)
+_ACCOUNT = (
+    LedgerReport,
+    CheckpointReport,
+    CheckpointRemovedReport,
+    RestoredReport,
+    TrialReport,
+)
 
 
 def mark_reported(node_dir: Path) -> None:

@@ -20,6 +20,7 @@ VALUES = {
     "float | None": st.none() | FLOAT,
     "str": st.text(),
     "str | None": st.none() | st.text(),
+    "float | str | None": st.none() | FLOAT | st.text(),
     "bool": st.booleans(),
     "Mapping[str, float | str]": st.dictionaries(st.text(), FLOAT | st.text()),
     "Sequence[int]": st.lists(NUMBER).map(tuple),

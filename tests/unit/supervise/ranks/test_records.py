@@ -245,3 +245,28 @@ def test_each_record_is_decoded_by_one_of_the_two_readers(tmp_path, monkeypatch)
     assert [one.message for one in sent] == ["metric loss is not finite: nan at step 3"]
     here.close()
     metrics.close()
+
+
+def test_a_report_of_a_trial_follows_the_checkpoint_that_it_names():
+    here, sent = opened()
+    add(here, 0, {"k": "report", "unit": 1, "value": 0.5, "metrics": {"loss": 0.5}, "t": 7})
+    add(here, 0, saved(9))
+    last = {"unit": 3, "value": "nan", "checkpoint": "/c/9", "final": True}
+    add(here, 0, {"k": "report", **last, "t": 8})
+    assert [one.kind for one in sent] == ["trial", "checkpoint", "trial"]
+    assert (sent[0].unit, sent[0].value, sent[0].metrics) == (1, 0.5, {"loss": 0.5})
+    assert {name: getattr(sent[2], name) for name in last} == last
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"unit": -1}, {"unit": 1 << 63}, {"value": "worse"}, {"metrics": {"x": "much"}}]
+)
+def test_a_report_that_makes_no_sense_is_passed_over(wrong, tmp_path):
+    file = tmp_path / "r0.report"
+    written(file, [{"k": "report", "unit": 1, "value": 0.5, "t": 7} | wrong, saved(1)])
+    sent = []
+    watch = StallWatch(StallLimit(math.inf), 0.0)
+    here = GenerationRecords(0, {0: file}, lambda make: sent.append(make(len(sent) + 1)), watch)
+    here.read()
+    here.close()
+    assert [one.kind for one in sent] == ["checkpoint"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from phalanx.core.gang.failures import Failure, is_final
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import RestartsUsed
-from phalanx.core.jobs.handlers.steps import US, live, record_failure, stop
+from phalanx.core.jobs.handlers.steps import US, continue_above, live, record_failure, stop
 from phalanx.core.jobs.model import (
     Decision,
     Job,
@@ -77,9 +77,34 @@ def ranks_ended(job: Job, event: e.RanksEnded, now: int) -> Decision:
     if failure is not None and failure not in attempt.failures:
         job = record_failure(job, failure)
     attempt = live(job)
+    if event.target is not None and _is_at_target(job):
+        return Decision(_at_target(job, event.target, now))
     if not attempt.finished and (attempt.all_in(NodePhase.ENDED) or job.is_done):
         return Decision(_generation_over(job, now))
     return Decision(job)
+
+
+def _is_at_target(job: Job) -> bool:
+    """Whether all ranks of the first role have left because the trial has reached its target."""
+    attempt = live(job)
+    left = (attempt.nodes[rank] for rank in job.parts_now()[0].nodes)
+    there = all(
+        node.phase is NodePhase.ENDED and node.outcome is NodeOutcome.AT_TARGET for node in left
+    )
+    return there and not attempt.failures and job.state is not JobState.STOPPING
+
+
+def _at_target(job: Job, target: int, now: int) -> Job:
+    """Pause a trial at its target; where that was raised meanwhile, continue on the same slots."""
+    attempt = live(job)
+    step = max((node.step for node in attempt.nodes if node.step is not None), default=None)
+    job = advance(job, step)
+    if job.until is not None and job.until > target and attempt.all_in(NodePhase.ENDED):
+        return _next_generation(job)
+    reason = Reason(ReasonCode.TARGET_REACHED, f"the trial has completed {target} units")
+    deadline_at = now + round(job.policy.grace_s * US)
+    job = stop(job, StopGoal.PAUSE, reason, deadline_at=deadline_at)
+    return continue_above(job, target)
 
 
 def _failure_of(job: Job, event: e.RanksEnded, now: int) -> Failure | None:

@@ -41,3 +41,11 @@ def stop(job: Job, goal: StopGoal, reason: Reason, *, deadline_at: int) -> Job:
         stop_deadline_at=deadline_at,
         not_before=None,
     )
+
+
+def continue_above(job: Job, target: int) -> Job:
+    """Have a trial that pauses at `target` go back to the queue, where its target is higher by now."""
+    if job.until is None or job.until <= target:
+        return job
+    reason = Reason(ReasonCode.RESUME_REQUESTED, f"the trial's target was raised to {job.until}")
+    return replace(job, goal=StopGoal.REQUEUE, reason=reason)

@@ -1,4 +1,7 @@
-"""Handlers for stopping and resuming: StopRequested, DurationExceeded, StopOverdue, Resumed."""
+"""Handlers for stopping and resuming.
+
+Events: StopRequested, DurationExceeded, StopOverdue, Resumed, TargetRaised.
+"""
 
 from __future__ import annotations
 
@@ -84,4 +87,17 @@ def resumed(job: Job, event: e.Resumed, now: int) -> Decision:
         job = replace(job, progress=progress, spending=RestartsUsed())
     else:
         reason = Reason(ReasonCode.RESUME_REQUESTED)
+    return Decision(replace(job, state=JobState.QUEUED, reason=reason, queued_at=now))
+
+
+def raised(job: Job, event: e.TargetRaised, now: int) -> Decision:
+    """Raise the target of a trial; one that pauses because it has reached the last one goes on."""
+    if job.until is not None and event.until <= job.until:
+        return Decision(job, ignored=f"the target is {job.until} already")
+    job = replace(job, until=event.until)
+    if job.reason.code is not ReasonCode.TARGET_REACHED:
+        return Decision(job)
+    reason = Reason(ReasonCode.RESUME_REQUESTED, f"the trial's target was raised to {event.until}")
+    if job.state is JobState.STOPPING:
+        return Decision(replace(job, goal=StopGoal.REQUEUE, reason=reason))
     return Decision(replace(job, state=JobState.QUEUED, reason=reason, queued_at=now))

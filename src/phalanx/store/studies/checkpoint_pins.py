@@ -1,0 +1,45 @@
+"""Pins: checkpoints that retention must not delete, and what needs them.
+
+A pin and the removal of a checkpoint exclude each other: both are transactions on the checkpoint's row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+
+from phalanx.store.database import Tx
+from phalanx.store.tables import checkpoint_pins, checkpoints
+
+
+def pin(tx: Tx, job: int, path: str, by: str, at: int) -> bool:
+    """Keep a checkpoint for as long as `by` needs it, such as `s-3`; False where it is not there any more.
+
+    Repeating a pin changes nothing. `at` is in µs UTC.
+    """
+    there = checkpoints.c
+    state = tx.conn.execute(
+        select(there.state).where(there.job == job, there.path == path).with_for_update()
+    ).scalar()
+    if state != "valid":
+        return False
+    here = checkpoint_pins.c
+    same = (here.job == job) & (here.path == path) & (here.by == by)
+    if tx.conn.execute(select(here.at).where(same)).first() is None:
+        tx.conn.execute(checkpoint_pins.insert(), {"job": job, "path": path, "by": by, "at": at})
+    return True
+
+
+def unpin(tx: Tx, by: str, paths: Sequence[str] | None = None) -> int:
+    """Give up the pins of `by`, those of some paths or all; returns their number."""
+    where = checkpoint_pins.c.by == by
+    if paths is not None:
+        where &= checkpoint_pins.c.path.in_(list(paths))
+    return int(tx.conn.execute(checkpoint_pins.delete().where(where)).rowcount)
+
+
+def pinned(tx: Tx, job: int) -> set[str]:
+    """Paths of a job's checkpoints with a pin."""
+    query = select(checkpoint_pins.c.path).where(checkpoint_pins.c.job == job).distinct()
+    return set(tx.conn.execute(query).scalars())

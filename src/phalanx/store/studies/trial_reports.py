@@ -1,0 +1,95 @@
+"""Read and write what trials have reported. The first report of a unit stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import func, select
+
+from phalanx.store.database import Tx, take_numbers
+from phalanx.store.tables import trial_reports
+
+TRIAL_REPORTS = "trial_reports"
+"""The notification topic of new reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialReportRow:
+    """A trial has completed `unit` units."""
+
+    id: int  # in the order of arrival
+    job: int  # number of the trial's job
+    unit: int  # units completed
+    attempt: int  # number in the job
+    generation: int  # number in the attempt
+    value: float | None  # of the objective, NaN and infinities included; None: not in the report
+    metrics: Mapping[str, float]  # all values of the report
+    checkpoint: str | None  # path or URL of the one committed at this unit; None: none
+    final: bool  # it was the trial's target
+    at: int  # µs UTC
+
+
+class Taken(StrEnum):
+    """What became of a report."""
+
+    STORED = "stored"  # the first one of its unit
+    COMPLETED = "completed"  # it names the checkpoint that the first one of its unit lacked
+    REPEATED = "repeated"  # the same value again
+    DIFFERS = "differs"  # another value than the first one of its unit, which stands
+
+
+def add(tx: Tx, report: Mapping[str, Any]) -> Taken:
+    """Store a report unless one of its job and unit is there; `report` has the table's columns, but `id`.
+
+    Values that are not finite are texts, as JSON has none.
+    """
+    here = trial_reports.c
+    same = (here.job == report["job"]) & (here.unit == report["unit"])
+    known = tx.conn.execute(select(here.value, here.checkpoint).where(same)).first()
+    if known is None:
+        tx.conn.execute(trial_reports.insert(), {"id": take_numbers(tx, "trial_report"), **report})
+        tx.touched.topics.add(TRIAL_REPORTS)
+        return Taken.STORED
+    if known.value != report["value"]:
+        return Taken.DIFFERS
+    if known.checkpoint is None and report["checkpoint"] is not None:
+        # A new number, so that readers that go by it see the row again.
+        fresh = {name: report[name] for name in ("checkpoint", "final")}
+        fresh["id"] = take_numbers(tx, "trial_report")
+        tx.conn.execute(trial_reports.update().where(same).values(**fresh))
+        tx.touched.topics.add(TRIAL_REPORTS)
+        return Taken.COMPLETED
+    return Taken.REPEATED
+
+
+def after(tx: Tx, last: int, *, limit: int = 1000) -> list[TrialReportRow]:
+    """Reports of all jobs behind an id, in the order of arrival."""
+    here = trial_reports.c
+    return _rows(tx, here.id > last, limit)
+
+
+def of_jobs(tx: Tx, jobs: Sequence[int], *, limit: int = 10_000) -> list[TrialReportRow]:
+    """Reports of these jobs, in the order of arrival."""
+    return _rows(tx, trial_reports.c.job.in_(list(jobs)), limit)
+
+
+def last_id(tx: Tx) -> int:
+    """The id of the newest report; 0 without any."""
+    return int(tx.conn.execute(select(func.max(trial_reports.c.id))).scalar() or 0)
+
+
+def _rows(tx: Tx, where: Any, limit: int) -> list[TrialReportRow]:
+    query = select(trial_reports).where(where).order_by(trial_reports.c.id).limit(limit)
+    return [
+        TrialReportRow(
+            **{
+                **row,
+                "value": None if row["value"] is None else float(row["value"]),
+                "metrics": {name: float(one) for name, one in row["metrics"].items()},
+            }
+        )
+        for row in tx.conn.execute(query).mappings()
+    ]
