@@ -97,7 +97,6 @@ OTHERWISE: dict[str, str] = {
             "SearchSection.init_points",
             "SearchSection.warm_start",
             "StudySpec.early_stop",
-            "StudySpec.objective",
             "TrialsSection.duplicates",
         ),
         _MACHINE,

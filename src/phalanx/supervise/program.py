@@ -158,7 +158,7 @@ class Supervisor:
             if not self._leaving:
                 self._start_if_new(orders)
                 self._show_stacks(orders)
-                self._request_profile(orders)
+                self._tell_first_rank(orders)
         elif action is Action.END and self._is_due(number):
             if self._current is None:
                 self._report_ended(number, NodeOutcome.FAILED, None)
@@ -211,15 +211,18 @@ class Supervisor:
         if current is not None and current.number == orders.generation:
             current.stalls.request_stacks(orders.stacks)
 
-    def _request_profile(self, orders: Orders) -> None:
+    def _tell_first_rank(self, orders: Orders) -> None:
         current = self._current
         order = orders.profile
         if current is None or current.number != orders.generation or not current.leads:
             return
         # The gang's ranks agree on the step among themselves, so the other nodes have nothing to do.
         first = next((one for one in current.ranks if one.rank == 0), None)
-        if order is not None and first is not None and first.running:
-            first.request_profile(order)
+        if first is not None and first.running:
+            if order is not None:
+                first.request_profile(order)
+            if orders.until is not None:
+                first.raise_target(orders.until)
 
     # -- what happens ------------------------------------------------------------------------------
 

@@ -20,9 +20,11 @@ from phalanx.train.step.early_stop import EarlyStopping
 from phalanx.train.step.engine import StepEngine, StepParts
 from phalanx.train.step.policies import RunComponents
 from phalanx.train.step.preparation import RunPreparation
+from phalanx.train.step.rung import RungGate
+from phalanx.train.trial.methods import TrialMethods
 
 
-class Run:
+class Run(TrialMethods):
     """One rank's view of a training run. Made by `phalanx.train.init`.
 
     Attributes:
@@ -39,7 +41,10 @@ class Run:
         parts: StepParts,
         engine: StepEngine,
         preparation: RunPreparation,
+        gate: RungGate,
     ) -> None:
+        self._gate, self._trial, self._journal = gate, parts.trial, parts.journal
+        self._progress_step = lambda: parts.progress.step
         info = components.info
         self.device, self.rank, self.world_size = components.device, info.rank, info.world_size
         self.is_main, self.batch_world = info.is_main, parts.policies.batch_world
@@ -68,8 +73,6 @@ class Run:
     def step(self) -> int:
         """Optimizer steps committed since the job began."""
         return self._progress.step
-
-    # -- setting up ------------------------------------------------------------------------------
 
     def prepare(self, *things: Any) -> Any:
         """Make models, optimizers, schedulers and loaders part of the run, and restore saved state.
@@ -132,7 +135,9 @@ class Run:
         self._progress.set_num_epochs(num)
         for epoch in range(self._progress.position.epoch, num):
             self._progress.start_epoch(epoch)
+            self._engine.begin_epoch()
             yield epoch
+            self._gate.epoch_over(epoch, num)
         self._end()
 
     def log(self, **values: Any) -> None:
@@ -287,8 +292,6 @@ class Run:
         """
         return self._parts.rounds.outer_weights()
 
-    # -- the end ---------------------------------------------------------------------------------
-
     def finish(self) -> None:
         """End the run: save if there is something to save, then leave the process groups.
 
@@ -300,6 +303,7 @@ class Run:
 
     def _end(self) -> None:
         unsaved = self._engine.finish()
+        self._trial.send(self._components.saver.path_of(self._progress.step))
         if not self._reported_done:
             self._reported_done = True
             self._parts.profiling.finish()

@@ -48,8 +48,10 @@ from phalanx.train.step.guard_state import GuardStateFile, GuardStateStore
 from phalanx.train.step.policies import RunComponents, TrainingPolicies
 from phalanx.train.step.preparation import RunPreparation
 from phalanx.train.step.progress import Progress
+from phalanx.train.step.rung import RungGate
 from phalanx.train.step.save_schedule import SaveSchedule
 from phalanx.train.step.trained import TrainedObjects
+from phalanx.train.trial.reporting import TrialReporter
 
 _stand_ins: list[Callable[[RunOptions], Any]] = []
 
@@ -95,6 +97,8 @@ def start(
     if serves:
         run_server(options.sync, gang, lambda: stop.at is not None, report)
     disk = disk or Disk()
+    if info.trial.fork_of is not None:
+        resume_from = info.trial.fork_of.path
     if resume_from is not None:
         warm_start.adopt(resume_from, info, disk)
     device = _device(info)
@@ -145,11 +149,7 @@ def assemble(components: RunComponents) -> Run:
     strategy = strategy_choice.strategy_for(
         options, components.layout, info, channel=channel, report=report, on_choice=saver.share_as
     )
-    compressors = Compressors(
-        options.compression,
-        options.seed,
-        CompressionContext(lambda: progress.step, lambda: loss_scale.factor, report),
-    )
+    compressors = _compressors(options, progress, loss_scale, report)
     rounds = local_sgd.rounds_for(options.sync, info, report)
     trained = TrainedObjects(progress, strategy, channel, compressors, rounds, options.seed)
     saver.watch(trained.models, trained.optimizers, strategy.name, strategy.place)
@@ -158,11 +158,11 @@ def assemble(components: RunComponents) -> Run:
     shares = shares_for(
         options.batch_shares, info.world_size, report if info.is_main else NoReport()
     )
-    statistics = _statistics(components, share_scale)
     resumption = Resumption(saver)
 
     def begin_training() -> Agreement:
         resumption.used_up(trained.held())
+        gate.resumed()
         reduces = strategy.reduces(trained.models)
         return agreement_for(info, components.connection, report, reduces, rounds.agreement)
 
@@ -171,6 +171,8 @@ def assemble(components: RunComponents) -> Run:
         saver.warm(engine.state)
 
     parts = StepParts(
+        trial=TrialReporter(info, channel, report, components.stop, components.clock),
+        at_target=lambda: gate.pause(),
         progress=progress,
         journal=journal,
         timing=timing,
@@ -185,14 +187,26 @@ def assemble(components: RunComponents) -> Run:
         loss_scale=loss_scale,
         guard=guard,
         losses=losses,
-        policies=TrainingPolicies(components, progress, store, loss_scale, shares, statistics),
+        policies=TrainingPolicies(
+            components, progress, store, loss_scale, shares, _statistics(components, share_scale)
+        ),
         stragglers=_stragglers(components, shares),
         schedule=SaveSchedule(info, components.clock.monotonic()),
         start=begin_training,
         on_first_step=first_step_done,
     )
     engine = StepEngine(components, parts)
-    return Run(components, parts, engine, RunPreparation(components, parts, engine, resumption))
+    gate = RungGate(components, parts, engine)
+    preparation = RunPreparation(components, parts, engine, resumption)
+    return Run(components, parts, engine, preparation, gate)
+
+
+def _compressors(
+    options: RunOptions, progress: Progress, scale: Scale, report: Report
+) -> Compressors:
+    """Return what compresses the gradients of each replica."""
+    context = CompressionContext(lambda: progress.step, lambda: scale.factor, report)
+    return Compressors(options.compression, options.seed, context)
 
 
 def _guard_state_store(components: RunComponents) -> GuardStateStore:

@@ -17,6 +17,8 @@ from phalanx.kit.units import parse_duration
 
 Param = str | int | float | bool | None
 """The value of one parameter."""
+TARGET_SUFFIX = ".target"
+"""Of the file, beside rank 0's report file, in which its supervisor writes a raised target."""
 UNITS = ("epoch", "step", "sample", "token")
 """What a trial's progress is counted in."""
 

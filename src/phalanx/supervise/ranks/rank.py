@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from phalanx.core.contract.secrecy import OutputMask
+from phalanx.core.contract.trial import TARGET_SUFFIX
 from phalanx.core.gang import stacks
 from phalanx.core.gang.failures import RankExit, rank_exit
 from phalanx.core.telemetry import profiles
@@ -279,6 +280,15 @@ class LocalRank(ProcessObserver):
             os.replace(fresh, self.profile_file)
         except OSError as error:
             _LOG.warning("a profile cannot be requested: %s", error)
+
+    def raise_target(self, until: int) -> None:
+        """Write the trial's target where the rank looks for it; may be repeated."""
+        file = self.report_file.with_suffix(TARGET_SUFFIX)
+        with contextlib.suppress(OSError):
+            if not (file.exists() and file.read_text() == str(until)):
+                fresh = file.with_name(file.name + ".new")
+                fresh.write_text(str(until))
+                os.replace(fresh, file)
 
     def close(self) -> None:
         """Read what the pipes hold and close everything, without waiting for end-of-file."""

@@ -232,6 +232,8 @@ class Committer:
         self._storage = storage or CheckpointStorage()
         self.problem = ""
         """Why the newest save failed; empty: it did not."""
+        self.newest: tuple[int, str] = (-1, "")
+        """Step and place of the newest checkpoint that this run has committed or continues."""
         self._parent: Manifest | None = None
         self._number = 0
         self._absent_since_s: float | None = None
@@ -245,10 +247,11 @@ class Committer:
         """Continue the lineage of a checkpoint, and report it if its commit was never reported."""
         self._parent = manifest
         self.seen(manifest.commit)
+        tier = self._storage.store_first
+        folder = str(self._store / manifest.name)
+        place = folder if tier is None else tier.url_of(manifest.name)
+        self.newest = (manifest.step, place)
         if self._info.is_main and self._is_unreported(manifest):
-            tier = self._storage.store_first
-            folder = str(self._store / manifest.name)
-            place = folder if tier is None else tier.url_of(manifest.name)
             self._report.write(_record_of(manifest, place, None))
 
     def _is_unreported(self, manifest: Manifest) -> bool:
@@ -319,6 +322,7 @@ class Committer:
         path = str(writer.commit(manifest))
         took_s = round(self._clock.monotonic() - began, 6)
         self._parent, self._number = manifest, manifest.commit
+        self.newest = (manifest.step, path)
         self.last_why, self.problem = manifest.why, ""
         self._report.write(_record_of(manifest, path, took_s))
         if self._storage.store_first is not None:

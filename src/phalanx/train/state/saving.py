@@ -115,6 +115,10 @@ class Saver:
         """Wait for the save in progress; returns whether the last save was committed."""
         return False
 
+    def path_of(self, step: int) -> str:
+        """Return the place of the newest checkpoint, if it is of this step (rank 0); else nothing."""
+        return ""
+
     def close(self) -> None:
         """Wait for the save in progress and release resources."""
 
@@ -219,6 +223,11 @@ class CheckpointDirectory(Saver):
         except CheckpointUnavailable:
             return None  # the next better value is saved, and compared with what can be read then
         return float(found[0].metrics[best.metric]) if found else None
+
+    def path_of(self, step: int) -> str:
+        """See `Saver`."""
+        saved, place = self._committer.newest
+        return place if saved == step else ""
 
     def ready(self) -> None:
         """See `Saver`. Raises CheckpointMissing."""

@@ -47,6 +47,7 @@ from phalanx.train.step.policies import RunComponents, TrainingPolicies
 from phalanx.train.step.progress import Progress
 from phalanx.train.step.save_schedule import SaveSchedule
 from phalanx.train.step.trained import TrainedObjects
+from phalanx.train.trial.reporting import TrialReporter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ class StepParts:
     loss_scale: Scale
     guard: StepGuard  # against gradients that are not finite
     losses: LossGuard  # guard against losses that jump
+    trial: TrialReporter  # the trial of a study that the run is
     policies: TrainingPolicies  # precision, batch size and learning rate
     stragglers: Stragglers  # comparison of the ranks' compute times
     schedule: SaveSchedule  # decides when to save
@@ -77,6 +79,8 @@ class StepParts:
     start: Callable[[], Agreement]
     #: the first step is done
     on_first_step: Callable[[], None]
+    #: the trial has reached its target between two steps; collective
+    at_target: Callable[[], None]
 
 
 class StepEngine:
@@ -141,8 +145,6 @@ class StepEngine:
             self._rng_at_end = randomness.capture()
         if parts.schedule.due_after_pass(progress.position.total_passes + 1, progress.step):
             self.save("every")
-
-    # -- the script: backward --------------------------------------------------------------------
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Run `loss.backward()`, scaled for fp16 and weighted by a number of tokens, if given."""
@@ -262,6 +264,8 @@ class StepEngine:
         why = parts.schedule.reason_at(progress.step, bool(agreed & control.SAVE))
         if why is not None:
             self.save(why)
+        if parts.trial.contract.unit == "step" and parts.trial.is_reached(progress.step):
+            parts.at_target()
         parts.profiling.boundary(bool(agreed & control.PROFILE))
         self._timing.current.enter(DATA)
 
@@ -317,12 +321,14 @@ class StepEngine:
 
     def state(self) -> dict[str, Any]:
         """Return the state that a checkpoint holds."""
-        return self._parts.trained.state(self._parts.policies.state_dict)
+        state = self._parts.trained.state(self._parts.policies.state_dict)
+        trial = self._parts.trial
+        return state | {"trial": trial.state_dict()} if trial.contract.is_trial else state
 
     def _leave(self) -> None:
         """Save if there is time, and end the script: all ranks at the same step."""
         step, saved = self._progress.step, False
-        if self._fits_the_grace():
+        if _fits_the_grace(self._components):
             there = self._parts.schedule.saved_step == step and self._saver.wait()
             saved = there or self.save("stop")
         # Only rank 0 has the result of the disk; no rank leaves before it.
@@ -331,21 +337,19 @@ class StepEngine:
         self._report.write(StoppedRecord(saved=saved, step=step))
         raise SystemExit(0)
 
-    def _fits_the_grace(self) -> bool:
-        """Whether a save is likely to end in time; the same answer on all ranks.
-
-        Any rank may have received the signal; only rank 0 measures how long a save takes.
-        """
-        left = self._components.stop.left_s(self._components.info.grace_s)
-        gathered = [float(one) for one in self._channel.gather(repr(left).encode())]
-        fits = bool(gathered) and min(gathered) >= self._saver.estimate_s
-        return self._channel.broadcast("save" if fits else "") == "save"
-
-    # -- begin and end ---------------------------------------------------------------------------
-
     def resume_rng(self, rng: bytes) -> None:
         """Restore these generators when the first batch has been fetched."""
         self._resume_rng = rng
+
+    def begin_epoch(self) -> None:
+        """Restore the generators now, where the run resumes at the beginning of an epoch."""
+        position = self._progress.position
+        if position.consumed == 0 and position.epoch_pass == 0:
+            self._restore_rng()
+
+    def forget_pass(self) -> None:
+        """Save the generators as they are now, not as they were at the end of the last pass."""
+        self._rng_at_end = None
 
     def _restore_rng(self) -> None:
         # Not earlier: making iterators and fetching the first batch may draw from the generators.
@@ -379,3 +383,14 @@ class StepEngine:
     def close(self) -> None:
         """End the agreement with the other ranks."""
         self._agreement.close()
+
+
+def _fits_the_grace(components: RunComponents) -> bool:
+    """Whether a save is likely to end in time; the same answer on all ranks.
+
+    Any rank may have received the signal; only rank 0 measures how long a save takes.
+    """
+    channel, left = components.connection.channel, components.stop.left_s(components.info.grace_s)
+    gathered = [float(one) for one in channel.gather(repr(left).encode())]
+    fits = bool(gathered) and min(gathered) >= components.saver.estimate_s
+    return channel.broadcast("save" if fits else "") == "save"

@@ -64,6 +64,7 @@ class RunPreparation:
         manifest, saved, seed = restored.manifest, restored.state, self._options.seed
         self._parts.progress.resume(manifest.step, manifest.position)
         self._parts.journal.resume(manifest.metrics)
+        self._parts.trial.resume(saved.get("trial"), manifest.step)
         twin = self._components.layout.twin(self._components.info.rank)
         initial = randomness.initial_state(seed, *self._rng_path, manifest.step)
         self._engine.resume_rng(restored.rng_of(twin) or initial)
