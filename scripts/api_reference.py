@@ -148,7 +148,10 @@ def library_page(table: Table) -> list[str]:
         if isinstance(node, ast.ClassDef) and node.name == "Run"
     )
     parts += [sections(ast.get_docstring(run) or "")[0], ""]
-    for node in _public(run.body):
+    trial = next(
+        node for node in _parsed("train/trial/methods").body if isinstance(node, ast.ClassDef)
+    )
+    for node in _public([*run.body, *trial.body]):
         parts += _entry(node, "###")
     for module in ("batch_size", "federated", "folders", "jax", "readers"):
         tree = _parsed(f"train/{module}")

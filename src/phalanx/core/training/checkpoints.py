@@ -370,6 +370,10 @@ def _age(one: Manifest) -> tuple[tuple[int, int, int], int, str]:
     return one.order, one.created_at, one.name
 
 
+AT_TARGET = "target"
+"""Why a trial has saved at its target."""
+
+
 def expired(
     manifests: Mapping[str, Manifest],
     keep: Keep,
@@ -379,7 +383,8 @@ def expired(
     """The checkpoints that `keep` does not retain, oldest first.
 
     Never the head (by default what a resume would take), and never a checkpoint that it does not replace:
-    one of another line, or one with more steps. Of several checkpoints of one step the newest counts.
+    one of another line, or one with more steps, and none that a trial made at its target: other trials may
+    begin from it. Of several checkpoints of one step the newest counts.
     `now` (microseconds UTC) is what ages are counted from; without it nothing is too old.
     """
     if (keep.last is None and keep.age_s is None) or not manifests:
@@ -397,6 +402,7 @@ def expired(
         by_step.setdefault(m.step, m)
     steps = sorted(by_step.values(), key=_age, reverse=True)
     kept = {at.name} | {m.name for m in steps[: keep.last or 0]}
+    kept |= {m.name for m in newest_first if m.why == AT_TARGET}
     if keep.best is not None:
         best, name = best_of(newest_first, keep.best), keep.best.metric
         same = {m.name: by_step[m.step] for m in best}

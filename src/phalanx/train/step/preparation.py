@@ -149,6 +149,7 @@ class RunPreparation:
     def _add_optimizer(self, optimizer: Optimizer) -> Optimizer:
         parts, trained = self._parts, self._trained
         parts.strategy.adopt(optimizer)
+        parts.trial.options.watch(optimizer)
         at = len(trained.optimizers)
 
         def place(restored: Restored) -> None:

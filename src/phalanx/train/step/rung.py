@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from phalanx.core.contract.records import StoppedRecord
+from phalanx.core.training.checkpoints import AT_TARGET
 from phalanx.train.step.engine import StepEngine, StepParts
 from phalanx.train.step.policies import RunComponents
 
@@ -14,8 +15,9 @@ class RungGate:
         self._components, self._parts, self._engine = components, parts, engine
 
     def resumed(self) -> None:
-        """Report again, and wait again, where the run continues from a checkpoint of its target."""
-        trial = self._parts.trial
+        """Apply the parameters of a fork; report and wait again at a target that was reached before."""
+        trial, trained = self._parts.trial, self._parts.trained
+        trial.options.apply(trained.optimizers, [gate.scheduler for gate in trained.schedules])
         if not trial.waits:
             return
         unit = trial.contract.unit
@@ -42,7 +44,7 @@ class RungGate:
         if trial.is_raised():
             return
         if trial.saved_step != step:
-            self._engine.save("target")
+            self._engine.save(AT_TARGET)
             trial.mark_saved(step)
         saver.wait()
         path = self._components.connection.channel.spread(saver.path_of(step))

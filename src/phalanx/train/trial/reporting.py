@@ -19,6 +19,7 @@ from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report, plain
 from phalanx.train.gang.stopping import StopSignal
+from phalanx.train.trial.forking import OptimizerOptions
 
 _LOOK_S = 0.01
 # Ranks that wait for rank 0 hear from it this often: a collective has a time limit.
@@ -38,6 +39,7 @@ class TrialReporter:
         clock: Clock,
     ) -> None:
         self.contract = info.trial
+        self.options = OptimizerOptions(info.trial.params)
         self.target: int | None = info.trial.until
         """Units after which the trial pauses, the same on all ranks; None: it runs to its end."""
         self.saved_step = -1
@@ -125,11 +127,13 @@ class TrialReporter:
         body = None
         if one is not None:
             body = {"unit": one.unit, "value": one.value, "metrics": dict(one.metrics)}
-        return {"study": self.contract.study, "trial": self.contract.trial, "report": body}
+        own = {"study": self.contract.study, "trial": self.contract.trial, "report": body}
+        return own | self.options.state_dict()
 
     def resume(self, saved: Mapping[str, Any] | None, step: int) -> None:
         """Continue from a checkpoint; one of another trial leaves no report to write."""
         self._pending, self.saved_step = None, -1
+        self.options.resume(saved or {})
         mine = (self.contract.study, self.contract.trial)
         body = (saved or {}).get("report")
         if saved is None or body is None or (saved["study"], saved["trial"]) != mine:
