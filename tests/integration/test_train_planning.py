@@ -223,3 +223,9 @@ def test_attention_is_counted_as_flash_kernels_keep_it():
         assert kept() < bytes_of_scores / 4
     # The control: torch's plain formula keeps the scores.
     assert kept() >= bytes_of_scores
+
+
+def test_a_script_of_a_trial_can_be_planned(monkeypatch):
+    monkeypatch.setenv("PHALANX_PARAMS", '{"width": 8}')
+    run = PlanningRun(RunOptions(), world_size=1)
+    assert (run.params.width, run.target, run.report(epoch=0, loss=1.0)) == (8, None, None)

@@ -16,10 +16,13 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from phalanx.core.training.estimates import ModelProfile
+from phalanx.errors import ParamsRejected
+from phalanx.train.gang import context
 from phalanx.train.numerics import recompute
 from phalanx.train.parallel import model_costs, stages
 from phalanx.train.settings import RunOptions
 from phalanx.train.step.early_stop import EarlyStopping
+from phalanx.train.trial.params import Params
 
 
 class PlanningComplete(BaseException):
@@ -53,6 +56,7 @@ class PlanningRun:
         self.rank, self.is_main = 0, True
         self.state: dict[str, Any] = {}
         self.metrics: dict[str, float | str] = {}
+        self.params, self.target = Params(context.read().trial.params), None
         self.device = torch.device("meta")
         self.gauge = model_costs.CostRecorder()
         self.models: list[nn.Module] = []
@@ -130,6 +134,13 @@ class PlanningRun:
     def outer_weights(self) -> contextlib.AbstractContextManager[None]:
         """Do nothing: there is one set of weights."""
         return contextlib.nullcontext()
+
+    def report(self, **values: Any) -> None:
+        """Ignore the values."""
+
+    def reject(self, reason: str) -> NoReturn:
+        """Raise, as the run does."""
+        raise ParamsRejected(reason)
 
     def should_stop(self) -> bool:
         """Return False."""
