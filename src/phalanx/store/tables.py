@@ -402,7 +402,8 @@ studies = Table(
     Column("submission", JSON, nullable=False),  # what the jobs of its trials are submitted with
     Column("code_digest", String(64)),  # of the trials' code; NULL: they bring none
     Column("state", String(16), nullable=False),
-    Column("reason", Text, nullable=False),
+    Column("reason_code", String(32), nullable=False),
+    Column("reason_message", Text, nullable=False),
     Column("counts", JSON, nullable=False),  # trials by status
     Column("best_trial", BigInteger),  # NULL: no finite value yet
     Column("slot_s", Float, nullable=False),
@@ -411,6 +412,8 @@ studies = Table(
     Column("started_at", BigInteger),  # when the first trial started
     Column("ended_at", BigInteger),
     Column("wake_at", BigInteger),  # when the next timer is due; NULL: never
+    Column("max_trials", BigInteger, nullable=False),  # the limits as they are now
+    Column("parallel", BigInteger, nullable=False),
     Index(None, "state"),
     Index(None, "project", "submitted_at"),
     Index(None, "wake_at"),
@@ -463,6 +466,7 @@ study_commands = Table(
     Column("trial", BigInteger),
     Column("kind", String(32), nullable=False),
     Column("data", JSON, nullable=False),
+    Column("seq", BigInteger, nullable=False),  # of the study's last event when it was decided
     Column("created_at", BigInteger, nullable=False),
     Column("not_before", BigInteger, nullable=False),
     Column("tries", Integer, nullable=False),

@@ -13,16 +13,16 @@ import pytest
 from phalanx.errors import NotFound, StaleRow
 from phalanx.store import Store, Tx, jobs
 from phalanx.store.studies import rows
-from phalanx.store.studies.rows import StudyFacts, StudyFilter, StudyProgress, TrialRow
+from phalanx.store.studies.rows import StudyFilter, StudyHeader, StudyProgress, TrialRow
 from phalanx.testing.stores import NOW, Reopen, add_job
 
-_PROGRESS = StudyProgress("running", "", {}, None, 0.0, 0.0, None, None, None)
+_PROGRESS = StudyProgress("running", "submitted", "", {}, None, 0.0, 0.0, None, None, None, 9, 2)
 
 
-def study_facts(num: int, **changes: object) -> StudyFacts:
+def study_header(num: int, **changes: object) -> StudyHeader:
     """Some study."""
-    facts = StudyFacts(num, "vision", "lr", "ada", {}, {"schema": 1}, {}, None, NOW)
-    return replace(facts, **changes)  # type: ignore[arg-type]
+    header = StudyHeader(num, "vision", "lr", "ada", {}, {"schema": 1}, {}, None, NOW)
+    return replace(header, **changes)  # type: ignore[arg-type]
 
 
 def trial_row(study: int, number: int, **changes: object) -> TrialRow:
@@ -39,7 +39,7 @@ def trial_row(study: int, number: int, **changes: object) -> TrialRow:
 def add_study(tx: Tx, **changes: object) -> int:
     """Insert a study."""
     num = rows.new_num(tx)
-    rows.insert(tx, study_facts(num, **changes), _PROGRESS)
+    rows.insert(tx, study_header(num, **changes), _PROGRESS)
     return num
 
 
@@ -53,9 +53,13 @@ class StudyStoreContract:
     def test_a_study_comes_back_as_it_was_saved(self, store: Store) -> None:
         num = store.transact(add_study)
         before = store.view(lambda tx: rows.load(tx, num))
-        assert (before.facts, before.progress) == (study_facts(num), _PROGRESS)
+        assert (before.header, before.progress) == (study_header(num), _PROGRESS)
         ended = replace(
-            _PROGRESS, state="succeeded", reason="max_trials", counts={"completed": 2}, best_trial=1
+            _PROGRESS,
+            state="succeeded",
+            reason_code="all_trials_ended",
+            counts={"completed": 2},
+            best_trial=1,
         )
         saved = store.transact(lambda tx: rows.save(tx, before, ended, 3))
         assert store.view(lambda tx: rows.load(tx, num)) == saved
@@ -77,7 +81,7 @@ class StudyStoreContract:
 
         def page(wanted: StudyFilter, before: int | None = None) -> list[int]:
             found = store.view(lambda tx: rows.page(tx, wanted, before=before, limit=2))
-            return [one.facts.num for one in found]
+            return [one.header.num for one in found]
 
         assert (page(StudyFilter()), page(StudyFilter(), before=2)) == ([3, 2], [1])
         assert page(StudyFilter(states=("failed",))) == [1]

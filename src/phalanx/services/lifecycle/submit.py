@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from phalanx.services.platform import Platform
 from phalanx.store import jobs, resources
 from phalanx.store.database import Tx
 from phalanx.store.idempotency import RequestKey, earlier_answer, once
+from phalanx.store.jobs import JobFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +52,35 @@ def check(platform: Platform, request: SubmitRequest) -> Accepted:
     return Accepted(spec, shown_spec(resolved(spec)))
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """A checked job that only has to be stored."""
+
+    request: SubmitRequest
+    accepted: Accepted
+    facts: JobFacts
+    #: values of its secret variables by layer, for a file of its own
+    secrets: Mapping[str, Mapping[str, str]]
+
+
 def submit(
-    platform: Platform,
-    request: SubmitRequest,
-    now: int,
-    key: RequestKey | None = None,
-    trial: TrialContract | None = None,
+    platform: Platform, request: SubmitRequest, now: int, key: RequestKey | None = None
 ) -> tuple[int, dict[str, Any]]:
     """Store a new job; returns its number and its spec with every default written out.
 
-    A request with the key of an earlier one returns the job of that request. `trial` is given for a job
-    that is a trial of a study.
+    A request with the key of an earlier one returns the job of that request.
     Raises SpecInvalid, NotFound for code not yet uploaded, and Conflict for the key of another request.
     """
     known = platform.store.view(lambda tx: _submitted(tx, key))
-    return known or _submit(platform, request, now, key, trial)
+    if known is not None:
+        return known
+    prepared = prepare(platform, request)
+
+    def work(tx: Tx) -> int:
+        num: int = once(tx, key, lambda: store_prepared(platform, tx, prepared, now))
+        return num
+
+    return platform.store.transact(work), prepared.accepted.resolved
 
 
 def _submitted(tx: Tx, key: RequestKey | None) -> tuple[int, dict[str, Any]] | None:
@@ -73,13 +89,13 @@ def _submitted(tx: Tx, key: RequestKey | None) -> tuple[int, dict[str, Any]] | N
     return None if num is None else (num, dict(jobs.load(tx, num).facts.spec))
 
 
-def _submit(
-    platform: Platform,
-    request: SubmitRequest,
-    now: int,
-    key: RequestKey | None,
-    trial: TrialContract | None,
-) -> tuple[int, dict[str, Any]]:
+def prepare(
+    platform: Platform, request: SubmitRequest, trial: TrialContract | None = None
+) -> PreparedJob:
+    """Check a request, outside of any transaction. `trial` is given for a job that is one of a study.
+
+    Raises SpecInvalid, UserError, and NotFound for code not yet uploaded.
+    """
     accepted = check(platform, request)
     spec = accepted.spec
     if request.kind == "run" and request.caller_cwd is None:
@@ -105,22 +121,28 @@ def _submit(
         code_digest=request.code,
         caller_cwd=request.caller_cwd if runs else None,
         caller_env=caller_env,
+        study=None if trial is None else trial.study,
+        trial=None if trial is None else trial.trial,
     )
+    return PreparedJob(request, accepted, facts, values)
 
-    def work(tx: Tx) -> int:
-        num: int = once(tx, key, lambda: store(tx))
-        return num
 
-    def store(tx: Tx) -> int:
-        check_folder(tx, platform.home, spec, request)
-        num = jobs.new_num(tx)
-        # A job that is not stored after all leaves a file that retention deletes.
-        secret_files.store_own(platform.home.job_secrets_file(num), values)
+def store_prepared(
+    platform: Platform, tx: Tx, prepared: PreparedJob, now: int, actor: str | None = None
+) -> int:
+    """Store a checked job in the caller's transaction and return its number. Raises Conflict.
+
+    `actor` None: the user that the request names.
+    """
+    request, spec = prepared.request, prepared.accepted.spec
+    check_folder(tx, platform.home, spec, request)
+    num = jobs.new_num(tx)
+    # A job that is not stored after all leaves a file that retention deletes.
+    secret_files.store_own(platform.home.job_secrets_file(num), prepared.secrets)
+    if actor is None:
         actor = f"user:{request.owner}" if request.owner else "user"
-        commit_new(tx, Submitted(num, spec.to_policy()), facts, now, actor)
-        return num
-
-    return platform.store.transact(work), accepted.resolved
+    commit_new(tx, Submitted(num, spec.to_policy()), prepared.facts, now, actor)
+    return num
 
 
 def _check_requirements(home: HomeLayout, spec: JobSpec, digest: str | None) -> None:

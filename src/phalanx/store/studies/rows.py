@@ -19,7 +19,7 @@ _BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
-class StudyFacts:
+class StudyHeader:
     """The facts of a study that never change after submission."""
 
     num: int  # number of the study, shown as `s-<num>`
@@ -38,7 +38,8 @@ class StudyProgress:
     """The facts of a study that its events change; all of them follow from the events."""
 
     state: str  # core.search.model.StudyState
-    reason: str  # of the state, for users
+    reason_code: str  # core.search.model.SearchCode
+    reason_message: str  # of the state, for users
     counts: Mapping[str, int]  # number of trials by status
     best_trial: int | None  # None: no finite value yet
     slot_s: float  # slot-seconds of all its trials
@@ -46,13 +47,15 @@ class StudyProgress:
     started_at: int | None  # when the first trial started, µs UTC
     ended_at: int | None  # µs UTC
     wake_at: int | None  # when the next timer is due, µs UTC
+    max_trials: int  # the limit as it is now
+    parallel: int  # number of trials at the same time, as it is now
 
 
 @dataclass(frozen=True, slots=True)
 class StoredStudy:
     """One row of a study; `version` and `last_seq` count its commits and its events."""
 
-    facts: StudyFacts
+    header: StudyHeader
     progress: StudyProgress
     version: int
     last_seq: int
@@ -91,7 +94,7 @@ class StudyFilter:
     name: str | None = None
 
 
-_FACTS = tuple(one.name for one in fields(StudyFacts))
+_HEADER = tuple(one.name for one in fields(StudyHeader))
 _PROGRESS = tuple(one.name for one in fields(StudyProgress))
 
 
@@ -100,22 +103,22 @@ def new_num(tx: Tx) -> int:
     return take_numbers(tx, "study")
 
 
-def insert(tx: Tx, facts: StudyFacts, progress: StudyProgress) -> StoredStudy:
+def insert(tx: Tx, header: StudyHeader, progress: StudyProgress) -> StoredStudy:
     """Insert a study; its first event has number 1."""
-    row = {**columns_of(facts), **columns_of(progress), "version": 1, "last_seq": 1}
+    row = {**columns_of(header), **columns_of(progress), "version": 1, "last_seq": 1}
     tx.conn.execute(studies.insert(), row)
-    return StoredStudy(facts, progress, 1, 1)
+    return StoredStudy(header, progress, 1, 1)
 
 
 def save(tx: Tx, before: StoredStudy, progress: StudyProgress, num_events: int) -> StoredStudy:
     """Save a study after some more events. Raises StaleRow if its row changed since it was read."""
     here = studies.c
     version, last_seq = before.version + 1, before.last_seq + num_events
-    update = studies.update().where(here.num == before.facts.num, here.version == before.version)
+    update = studies.update().where(here.num == before.header.num, here.version == before.version)
     values = {**columns_of(progress), "version": version, "last_seq": last_seq}
     if tx.conn.execute(update.values(**values)).rowcount != 1:
-        raise StaleRow(f"{study_label(before.facts.num)} changed since it was read")
-    return StoredStudy(before.facts, progress, version, last_seq)
+        raise StaleRow(f"{study_label(before.header.num)} changed since it was read")
+    return StoredStudy(before.header, progress, version, last_seq)
 
 
 def load(tx: Tx, num: int) -> StoredStudy:
@@ -199,7 +202,10 @@ def code_in_use(tx: Tx, *, since: int) -> set[str]:
 
 
 def put_trials(tx: Tx, fresh: Sequence[TrialRow], changed: Sequence[TrialRow]) -> None:
-    """Insert the rows of new trials, and write those of changed ones, in at most two statements."""
+    """Insert the rows of new trials, and write those of changed ones, in at most two statements.
+
+    Times that are stored stay as they are.
+    """
     if fresh:
         tx.conn.execute(trials.insert(), [columns_of(one) for one in fresh])
     if changed:
@@ -207,12 +213,19 @@ def put_trials(tx: Tx, fresh: Sequence[TrialRow], changed: Sequence[TrialRow]) -
         update = trials.update().where(
             here.study == bindparam("_study"), here.trial == bindparam("_trial")
         )
-        tx.conn.execute(update, [_changed(one) for one in changed])
+        once = {
+            name: func.coalesce(here[name], bindparam(f"_{name}"))
+            for name in ("started_at", "ended_at")
+        }
+        tx.conn.execute(update.values(**once), [_changed(one) for one in changed])
 
 
 def _changed(row: TrialRow) -> dict[str, Any]:
     values = columns_of(row)
-    return {"_study": values.pop("study"), "_trial": values.pop("trial"), **values}
+    del values["submitted_at"]
+    for name in ("study", "trial", "started_at", "ended_at"):
+        values[f"_{name}"] = values.pop(name)
+    return values
 
 
 def trials_of(
@@ -224,6 +237,30 @@ def trials_of(
     if statuses:
         query = query.where(here.status.in_(list(statuses)))
     return read(tx, TrialRow, query.order_by(here.trial).limit(limit))
+
+
+def slot_seconds_of(tx: Tx, study: int, statuses: Sequence[str]) -> float:
+    """Slot-seconds of a study's trials in some statuses."""
+    here = trials.c
+    query = select(func.sum(here.slot_s)).where(
+        here.study == study, here.status.in_(list(statuses))
+    )
+    return float(tx.conn.execute(query).scalar() or 0.0)
+
+
+def live_trial_jobs(tx: Tx, statuses: Sequence[str]) -> list[int]:
+    """Numbers of the jobs of trials in some statuses, of studies that have not ended."""
+    query = (
+        select(trials.c.job)
+        .join(studies, studies.c.num == trials.c.study)
+        .where(
+            studies.c.state.in_(LIVE),
+            trials.c.status.in_(list(statuses)),
+            trials.c.job.is_not(None),
+        )
+        .order_by(trials.c.job)
+    )
+    return [int(num) for num in tx.conn.execute(query).scalars()]
 
 
 def trial(tx: Tx, study: int, number: int) -> TrialRow:
@@ -248,7 +285,7 @@ def some_trials(tx: Tx, keys: Sequence[tuple[int, int]]) -> dict[tuple[int, int]
 
 def _stored(row: Mapping[Any, Any]) -> StoredStudy:
     return StoredStudy(
-        StudyFacts(**{name: row[name] for name in _FACTS}),
+        StudyHeader(**{name: row[name] for name in _HEADER}),
         StudyProgress(**{name: row[name] for name in _PROGRESS}),
         row["version"],
         row["last_seq"],

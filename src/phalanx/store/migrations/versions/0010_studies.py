@@ -33,7 +33,8 @@ def _studies() -> None:
         sa.Column("submission", sa.JSON(), nullable=False),
         sa.Column("code_digest", sa.String(length=64)),
         sa.Column("state", sa.String(length=16), nullable=False),
-        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("reason_code", sa.String(length=32), nullable=False),
+        sa.Column("reason_message", sa.Text(), nullable=False),
         sa.Column("counts", sa.JSON(), nullable=False),
         sa.Column("best_trial", sa.BigInteger()),
         sa.Column("slot_s", sa.Float(), nullable=False),
@@ -42,6 +43,8 @@ def _studies() -> None:
         sa.Column("started_at", sa.BigInteger()),
         sa.Column("ended_at", sa.BigInteger()),
         sa.Column("wake_at", sa.BigInteger()),
+        sa.Column("max_trials", sa.BigInteger(), nullable=False),
+        sa.Column("parallel", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("num", name="pk_studies"),
     )
     op.create_index("ix_studies_state", "studies", ["state"])
@@ -93,6 +96,7 @@ def _trials() -> None:
         sa.Column("trial", sa.BigInteger()),
         sa.Column("kind", sa.String(length=32), nullable=False),
         sa.Column("data", sa.JSON(), nullable=False),
+        sa.Column("seq", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("not_before", sa.BigInteger(), nullable=False),
         sa.Column("tries", sa.Integer(), nullable=False),
