@@ -91,6 +91,7 @@ OTHERWISE: dict[str, str] = {
         (
             "EarlyStopSection.min_delta",
             "FinalSection.retrain",
+            "RungsSection.min_results",
             "FinalSection.seeds",
             "PopulationSection.quantile",
             "PopulationSection.resample",

@@ -28,6 +28,16 @@ from pydantic import (
 )
 from pydantic import WithJsonSchema as Shown
 
+from phalanx.core.search.draw import uniform
+from phalanx.core.search.space import (
+    ChoiceParameter,
+    ConstantParameter,
+    FloatParameter,
+    IntParameter,
+    Parameter,
+    Params,
+    Space,
+)
 from phalanx.errors import SpecInvalid
 from phalanx.kit.units import MAX_DURATION_S, parse_duration
 from phalanx.schemas.spec import placeholders
@@ -53,6 +63,7 @@ MAX_TRIALS = 1_000_000
 MAX_PARALLEL = 100_000
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 _MAX_DEPTH = 40
+_MAX_DRAWS = 1000
 Value = str | int | float | bool | None
 
 
@@ -252,6 +263,19 @@ class ParameterSection(Section):
         low, high = found
         return low, high
 
+    def to_core(self) -> Parameter:
+        """The core value."""
+        (kind,) = self.kinds
+        if kind == "value":
+            return ConstantParameter(self.value, self.when)
+        if self.values is not None:
+            return ChoiceParameter(tuple(self.values), self.when)
+        low, high = self.bounds
+        if kind == "int":
+            step = int(self.step or 1)
+            return IntParameter(int(low), int(high), self.is_log, step, self.when)
+        return FloatParameter(float(low), float(high), self.is_log, self.step, self.when)
+
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> Any:
         """Only what was given; a constant is written as itself."""
@@ -314,7 +338,7 @@ class TrialsSection(Section):
     """How many trials, and how many of them at the same time."""
 
     max: Annotated[int, Field(strict=True, ge=1, le=MAX_TRIALS)] | None = optional(
-        "Number of trials. Required, but for `grid`, where it is the number of cells."
+        "Number of trials. Required, but for a grid, and with a budget."
     )
     parallel: Annotated[int, Field(strict=True, ge=1, le=MAX_PARALLEL)] = Field(
         default=4, description="Trials at the same time, as far as the queue has slots for them."
@@ -371,8 +395,8 @@ class RungShape(Section):
 class RungsSection(Section):
     """Units of training at which trials are compared; the worse ones go no further."""
 
-    rule: Literal["asha", "hyperband", "pasha", "median", "percentile", "none"] = Field(
-        default="asha", description="none: every trial trains to `max`, and reports on the way."
+    rule: Literal["asha", "hyperband", "pasha", "median", "percentile"] = Field(
+        default="asha", description="How trials are compared."
     )
     type: Literal["promotion", "stop"] = Field(
         default="promotion",
@@ -389,8 +413,14 @@ class RungsSection(Section):
         default=1,
         description="Brackets with a later first rung each, for metrics that say little early.",
     )
+    interval: WholeFromOne | None = optional(
+        "Distance of the rungs; absent: each is `eta` times the one before."
+    )
     percentile: Annotated[float, Field(gt=0, lt=100)] | None = optional(
-        "Of `percentile`: trials worse than this percentile of the others end."
+        "Of `percentile`: a trial must be at least as good as this share of the others, in percent."
+    )
+    min_results: WholeFromOne | None = optional(
+        "Of `median` and `percentile`: results at a rung before it decides; absent: 5."
     )
     hold: Hold = Field(
         default="auto",
@@ -400,7 +430,8 @@ class RungsSection(Section):
     resources: dict[Annotated[int, Field(ge=1, le=MAX_WHOLE)], RungShape] = Field(
         default_factory=dict,
         max_length=20,
-        description="Other shapes for trials from a rung on, as in {27: {slots_per_node: 4}}.",
+        description="Other shapes for trials on the way to this rung or a later one, as in "
+        "{27: {slots_per_node: 4}}.",
     )
 
 
@@ -526,12 +557,43 @@ class StudySpec(Section):
         )
     )
 
+    def to_space(self) -> Space:
+        """The space as a core value."""
+        parameters = {name: one.to_core() for name, one in self.space.items()}
+        return Space(parameters, tuple(self.constraints))
+
+    def first_params(self, index: int) -> Params | None:
+        """Entry number `index` of `start_with`, with the parameters that it leaves out drawn by the seed.
+
+        None if no draw fits the conditions and constraints. Only for a space without problems.
+        """
+        space, given = self.to_space(), space_values(self.start_with[index], self.to_space())
+        for draw in range(_MAX_DRAWS):
+            drawn = {
+                name: one.value_at(uniform(self.search.seed, index, f"start/{name}/{draw}"))
+                for name, one in space.parameters.items()
+            }
+            params = space.active({**drawn, **given})
+            if given.keys() <= params.keys() and space.allows(params):
+                return params
+        return None
+
     def job_for(self, params: Mapping[str, Value]) -> dict[str, Any]:
         """The job spec of one trial, as plain data for `validate_spec`. Empty without a job.
 
         Raises KeyError for a placeholder that has neither a value in `params` nor a default.
         """
         return placeholders.fill(self.job or {}, params)
+
+
+def space_values(params: Mapping[str, Value], space: Space) -> dict[str, Value]:
+    """Params with whole numbers as floats where the parameter is one."""
+    return {
+        name: float(value)
+        if type(value) is int and isinstance(space.parameters.get(name), FloatParameter)
+        else value
+        for name, value in params.items()
+    }
 
 
 def validate_study(data: Mapping[str, Any], under: str = "") -> StudySpec:

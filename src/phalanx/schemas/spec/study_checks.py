@@ -5,17 +5,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
+from phalanx.core.search.draw import MAX_GRID, grid_size
+from phalanx.core.search.space import Space
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
 from phalanx.schemas.spec.document import validate_spec
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.placeholders import placeholder_problems, placeholders
-from phalanx.schemas.spec.study import ParameterSection, RungsSection, StudySpec, Value
+from phalanx.schemas.spec.study import (
+    ParameterSection,
+    RungsSection,
+    StudySpec,
+    Value,
+    space_values,
+)
 from phalanx.schemas.spec.support import check_supported
 
 METHODS = ("auto", "grid", "random", "qmc", "tpe", "bayesian", "pbt", "pb2")
@@ -32,7 +40,9 @@ _OPTIONS = {
 }
 # Keys of a job spec that would make something else than one job for each trial.
 _NOT_IN_TRIALS = ("array", "schedule", "depends_on", "search", "kind")
+_HALVING = ("asha", "hyperband", "pasha")
 _MAX_SAMPLES = 200
+_MAX_RUNGS = 1000
 
 
 def plugin_methods() -> list[str]:
@@ -42,12 +52,16 @@ def plugin_methods() -> list[str]:
 
 def study_problems(spec: StudySpec) -> list[Problem]:
     """Everything that is wrong with a study, beside the form of each key; empty when all is well."""
+    space = spec.to_space()
+    found = space.problems()
+    if not found:
+        found += [*_grid(spec, space), *_starts(spec, space)]
     return [
+        *found,
         *_method(spec),
         *_numbers(spec),
         *_rungs(spec),
         *_population(spec),
-        *_starts(spec),
         *_outside(spec),
         *_job(spec),
     ]
@@ -73,10 +87,12 @@ def _method(spec: StudySpec) -> Iterator[Problem]:
 
 
 def _numbers(spec: StudySpec) -> Iterator[Problem]:
-    trials = spec.trials
+    trials, budget = spec.trials, spec.budget
     if trials.max is None:
-        if spec.search.method != "grid":
-            yield Problem("trials.max", "is required: the number of trials")
+        limited = any(one is not None for one in (budget.slot_hours, budget.usd, budget.duration))
+        if spec.search.method != "grid" and not limited:
+            said = "is required: the number of trials; or write a `budget`"
+            yield Problem("trials.max", said)
         return
     if trials.parallel > trials.max:
         said = f"is more than `trials.max`, {trials.max}"
@@ -89,12 +105,36 @@ def _numbers(spec: StudySpec) -> Iterator[Problem]:
         yield Problem("trials.failed.max", said, str(trials.failed.max))
 
 
+def _grid(spec: StudySpec, space: Space) -> Iterator[Problem]:
+    """A grid that does not end, or has more cells than trials."""
+    if spec.search.method != "grid":
+        return
+    endless = [name for name, one in space.parameters.items() if one.num_levels is None]
+    for name in endless:
+        yield Problem(f"space.{name}", "has no end in a grid; write `values`, or add a `step`")
+    if endless:
+        return
+    cells = space.num_cells() or 0
+    if cells > MAX_GRID:
+        said = f"has {cells} cells; a grid has at most {MAX_GRID}: write `method: random`"
+        yield Problem("space", said)
+        return
+    cells, most = grid_size(space), spec.trials.max
+    if cells == 0:
+        yield Problem("constraints", "leave no cell of the grid")
+    if most is not None and cells > most:
+        said = f"the grid has {cells} cells; write `max: {cells}`, or `method: random`"
+        yield Problem("trials.max", said, str(most))
+
+
 def rung_units(rungs: RungsSection) -> tuple[int, ...]:
     """The units of the rungs of the first bracket: min, min × eta, … and max."""
     found, unit = [], rungs.min
     while unit < rungs.max:
         found.append(unit)
-        unit *= rungs.eta
+        unit = unit + rungs.interval if rungs.interval else unit * rungs.eta
+        if len(found) > _MAX_RUNGS:
+            break
     return (*found, rungs.max)
 
 
@@ -106,35 +146,55 @@ def _rungs(spec: StudySpec) -> Iterator[Problem]:
         yield Problem("rungs.min", f"is above `rungs.max`, {rungs.max}", str(rungs.min))
         return
     levels = rung_units(rungs)
-    halving = rungs.rule in ("asha", "hyperband", "pasha")
-    if halving and len(levels) < 2:
-        said = f"leaves one rung: `rungs.max` must be above `rungs.min`, {rungs.min}"
-        yield Problem("rungs.max", said, str(rungs.max))
-    if halving and rungs.brackets > len(levels):
-        said = f"is more than the {len(levels)} rungs from {rungs.min} to {rungs.max}"
-        yield Problem("rungs.brackets", said, str(rungs.brackets))
-    if rungs.brackets > 1 and rungs.rule not in ("asha", "hyperband"):
-        yield Problem("rungs.brackets", f"has no effect with `rule: {rungs.rule}`; remove it")
-    if rungs.type == "promotion" and "type" in rungs.model_fields_set and not halving:
-        said = f"`{rungs.rule}` only stops trials; write `type: stop` or remove it"
-        yield Problem("rungs.type", said)
-    if (rungs.percentile is None) == (rungs.rule == "percentile"):
-        is_needed = rungs.rule == "percentile"
-        said = (
-            "is required with `rule: percentile`"
-            if is_needed
-            else "has an effect with `rule: percentile` only"
-        )
-        yield Problem("rungs.percentile", said)
-    if rungs.hold != "auto" and (not halving or rungs.type == "stop"):
+    if len(levels) > _MAX_RUNGS:
+        said = f"makes more than {_MAX_RUNGS} rungs up to {rungs.max}; write a larger one"
+        yield Problem("rungs.interval", said, str(rungs.interval))
+        return
+    if rungs.rule in _HALVING:
+        yield from _halving(rungs, levels)
+    else:
+        yield from _comparing(rungs)
+    promotes = rungs.rule in _HALVING and rungs.type == "promotion"
+    if rungs.hold != "auto" and not promotes:
         yield Problem("rungs.hold", "has an effect with promotion only; remove it")
     for unit in rungs.resources:
         at = f"rungs.resources.{unit}"
-        if not halving or rungs.type == "stop":
+        if not promotes:
             yield Problem(at, "has an effect with promotion only; remove it")
-        elif unit not in levels[:-1]:
-            shown = ", ".join(map(str, levels[:-1]))
-            yield Problem(at, f"no trial goes on from there; the rungs below the last are {shown}")
+        elif unit not in levels[1:]:
+            shown = ", ".join(map(str, levels[1:][:20]))
+            yield Problem(at, f"is no rung that trials are promoted to; these are {shown}")
+
+
+def _halving(rungs: RungsSection, levels: Sequence[int]) -> Iterator[Problem]:
+    """Faults of the rules by which one trial of `eta` goes on."""
+    if len(levels) < 2:
+        said = f"leaves one rung: `rungs.max` must be above `rungs.min`, {rungs.min}"
+        yield Problem("rungs.max", said, str(rungs.max))
+    if rungs.brackets > len(levels):
+        said = f"is more than the {len(levels)} rungs from {rungs.min} to {rungs.max}"
+        yield Problem("rungs.brackets", said, str(rungs.brackets))
+    if rungs.brackets > 1 and rungs.rule != "asha":
+        said = "has no effect: Hyperband has a bracket for each rung, PASHA has one"
+        yield Problem("rungs.brackets", said)
+    for key in ("percentile", "min_results"):
+        if getattr(rungs, key) is not None:
+            said = "has an effect with the rules median and percentile only; remove it"
+            yield Problem(f"rungs.{key}", said)
+
+
+def _comparing(rungs: RungsSection) -> Iterator[Problem]:
+    """Faults of the rules that stop a trial by comparison with all others."""
+    if rungs.type == "promotion" and "type" in rungs.model_fields_set:
+        said = f"`{rungs.rule}` only stops trials; write `type: stop` or remove it"
+        yield Problem("rungs.type", said)
+    if rungs.brackets > 1:
+        yield Problem("rungs.brackets", f"has no effect with `rule: {rungs.rule}`; remove it")
+    if rungs.percentile is None and rungs.rule == "percentile":
+        yield Problem("rungs.percentile", "is required with `rule: percentile`")
+    if rungs.percentile is not None and rungs.rule == "median":
+        said = "has no effect with `rule: median`, which is 50; write `rule: percentile`"
+        yield Problem("rungs.percentile", said)
 
 
 def _population(spec: StudySpec) -> Iterator[Problem]:
@@ -159,11 +219,18 @@ def _population(spec: StudySpec) -> Iterator[Problem]:
         yield Problem("population.size", said, str(population.size))
 
 
-def _starts(spec: StudySpec) -> Iterator[Problem]:
-    """Unknown names in `start_with`."""
-    for index, params in enumerate(spec.start_with):
-        for name in params:
-            if name not in spec.space:
+def _starts(spec: StudySpec, space: Space) -> Iterator[Problem]:
+    """Unknown names and impossible values in `start_with`."""
+    for index, given in enumerate(spec.start_with):
+        values, fits = space_values(given, space), True
+        for name, value in values.items():
+            if name in space.parameters:
+                refused = space.parameters[name].refuses(value)
+                if refused:
+                    fits = False
+                    yield Problem(f"start_with[{index}].{name}", refused, repr(value))
+            else:
+                fits = False
                 close = nearest(name, list(spec.space))
                 said = (
                     f"did you mean {close}?"
@@ -171,6 +238,9 @@ def _starts(spec: StudySpec) -> Iterator[Problem]:
                     else f"known: {', '.join(list(spec.space)[:20])}"
                 )
                 yield Problem(f"start_with[{index}].{name}", f"no such parameter; {said}")
+        if fits and spec.first_params(index) is None:
+            said = "no trial can have these params: a condition or a constraint excludes them"
+            yield Problem(f"start_with[{index}]", said)
 
 
 def _outside(spec: StudySpec) -> Iterator[Problem]:
@@ -313,14 +383,15 @@ def _levels(spec: StudySpec, max_trials: int) -> list[tuple[int, int]]:
     if rungs is None:
         return []
     units = rung_units(rungs)
-    if rungs.rule not in ("asha", "hyperband", "pasha"):
+    if rungs.rule not in _HALVING:
         return [(units[-1], max_trials)]
     reached = dict.fromkeys(units, 0.0)
-    for bracket in range(rungs.brackets):
-        share = max_trials / rungs.brackets
+    brackets = len(units) if rungs.rule == "hyperband" else rungs.brackets
+    for bracket in range(brackets):
+        share = max_trials / brackets
         for unit in units[bracket:]:
             reached[unit] += max(share, 1.0)
             share /= rungs.eta
         for unit in units[:bracket]:
-            reached[unit] += max_trials / rungs.brackets
+            reached[unit] += max_trials / brackets
     return [(unit, max(1, round(count))) for unit, count in reached.items()]

@@ -147,10 +147,35 @@ def test_a_job_that_is_nested_too_deep_is_refused():
         ({"rungs": {"max": 9, "percentile": 20}}, "rungs.percentile: has an effect with"),
         ({"rungs": {"max": 9, "type": "stop", "hold": "1s"}}, "rungs.hold: has an effect"),
         (
-            {"rungs": {"max": 9, "resources": {9: {"nodes": 2}}}},
-            "rungs.resources.9: no trial goes on from there; the rungs below the last are 1, 3",
+            {"rungs": {"max": 9, "resources": {1: {"nodes": 2}}}},
+            "rungs.resources.1: is no rung that trials are promoted to; these are 3, 9",
         ),
         ({"start_with": [{"lrr": 1}]}, "start_with[0].lrr: no such parameter; did you mean lr?"),
+        ({"start_with": [{"lr": 7}]}, "start_with[0].lr: is not between 0.0001 and 1 (got 7.0)"),
+        (
+            {
+                "space": {"a": [1, 2], "b": {"int": [1, 2], "when": "a == 1"}},
+                "start_with": [{"a": 2, "b": 1}],
+            },
+            "start_with[0]: no trial can have these params",
+        ),
+        ({"constraints": ["lrr < 1"]}, "constraints[0]: "),
+        ({"space": {"a": {"int": [1, 9], "when": "b == 1"}}}, "space.a.when: "),
+        ({"search": {"method": "grid"}}, "space.lr: has no end in a grid"),
+        (
+            {"search": {"method": "grid"}, "space": {"a": [1, 2, 3, 4], "b": [1, 2, 3]}},
+            "trials.max: the grid has 12 cells; write `max: 12`",
+        ),
+        (
+            {
+                "search": {"method": "grid"},
+                "trials": {},
+                "space": {name: list(range(100)) for name in "abcdefgh"},
+            },
+            "space: has 10000000000000000 cells",
+        ),
+        ({"rungs": {"max": 10**9, "interval": 1}}, "rungs.interval: makes more than 1000 rungs"),
+        ({"rungs": {"max": 9, "min_results": 3}}, "rungs.min_results: has an effect"),
         ({"job": None, "budget": {"slot_hours": 1}}, "budget.slot_hours: has no effect without"),
         ({"job": None, "final": {}}, "final: has no effect without `job`"),
         ({"job": {"run": "true", "rnu": 1}}, "job.rnu: unknown key; did you mean run?"),
