@@ -18,7 +18,7 @@ from phalanx.schemas.pools.project_file import ProjectSpec, read_projects
 from phalanx.sim import recommend as module
 from phalanx.sim.__main__ import main
 from phalanx.sim.jobs import US, TraceJob, gang_of
-from phalanx.sim.recommend import Trial, other_quotas, project_file, recommend, write_setting
+from phalanx.sim.recommend import Replay, other_quotas, project_file, recommend, write_setting
 from phalanx.sim.scenario import Scenario, changed, run
 from phalanx.sim.workload import history, traces
 from phalanx.store import resources
@@ -42,8 +42,8 @@ def jobs() -> list[TraceJob]:
     return found + [job(n, n * 600.0, 300.0, "short") for n in range(3, 40)]
 
 
-def trial(planner: str, base: Scenario = TWO_NODES) -> Trial:
-    return Trial(planner, "", run(replace(base, planner=planner), jobs()))
+def trial(planner: str, base: Scenario = TWO_NODES) -> Replay:
+    return Replay(planner, "", run(replace(base, planner=planner), jobs()))
 
 
 class TestNamedPolicies:

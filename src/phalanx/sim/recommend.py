@@ -25,7 +25,7 @@ _SHARED_OUT = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Replay:
     """One replay: the policy, how the quotas differ from the present ones, and its figures."""
 
     planner: str
@@ -49,7 +49,7 @@ class Recommendation:
     planner: str
     projects: tuple[Project, ...]
     reasons: tuple[str, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[Replay, ...]
 
     def setting(self) -> str:
         """The line for the environment of the control plane."""
@@ -66,11 +66,11 @@ def recommend(
     `base.planner` is the present policy. Raises UserError for jobs that the cluster cannot hold.
     """
     names = [base.planner, *(name for name in NAMED_POLICIES if name != base.planner)]
-    trials: list[Trial] = []
+    trials: list[Replay] = []
     for name in names:
         say(f"[{len(trials) + 1}] {name}: {len(jobs)} jobs …")
         scenario = replace(base, policy="phalanx", planner=name, label=f" [{name}]")
-        trials.append(Trial(name, "", run(scenario, jobs)))
+        trials.append(Replay(name, "", run(scenario, jobs)))
     best, reasons = _choose(trials[0], trials[1:])
     projects: tuple[Project, ...] = ()
     for what, changed in other_quotas(base, trials[0].outcome).items():
@@ -82,7 +82,7 @@ def recommend(
             projects=changed,
             label=f" [{best.planner}, {what}]",
         )
-        trial = Trial(best.planner, what, run(scenario, jobs))
+        trial = Replay(best.planner, what, run(scenario, jobs))
         trials.append(trial)
         chosen, more = _choose(best, [trial])
         reasons += more
@@ -118,7 +118,7 @@ def other_quotas(base: Scenario, now: Outcome) -> dict[str, tuple[Project, ...]]
     return found
 
 
-def _choose(now: Trial, others: Sequence[Trial]) -> tuple[Trial, list[str]]:
+def _choose(now: Replay, others: Sequence[Replay]) -> tuple[Replay, list[str]]:
     """Return the best trial that harms no project, and a line on each of the others."""
     best, reasons = now, []
     for trial in others:
@@ -140,7 +140,7 @@ def _choose(now: Trial, others: Sequence[Trial]) -> tuple[Trial, list[str]]:
     return best, reasons
 
 
-def _harmed(now: Trial, trial: Trial) -> tuple[ProjectRow, ProjectRow] | None:
+def _harmed(now: Replay, trial: Replay) -> tuple[ProjectRow, ProjectRow] | None:
     """Return the project that loses most, before and after; None if none loses."""
     before = {row.project: row for row in now.outcome.projects}
     worse = [
