@@ -71,7 +71,6 @@ _PACKAGES = "supervise/packages reads the request as JSON, before models are loa
 OTHERWISE: dict[str, str] = {
     **dict.fromkeys(
         (
-            "CostLimit.usd",
             "JobSpec.depends_on",
             "JobSpec.env_compat",
             "JobSpec.image",
@@ -89,16 +88,9 @@ OTHERWISE: dict[str, str] = {
     },
     **dict.fromkeys(
         (
-            "EarlyStopSection.min_delta",
             "FinalSection.retrain",
             "RungsSection.min_results",
-            "FinalSection.seeds",
-            "PopulationSection.quantile",
-            "PopulationSection.resample",
             "SearchSection.init_points",
-            "SearchSection.warm_start",
-            "StudySpec.early_stop",
-            "TrialsSection.duplicates",
         ),
         _MACHINE,
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from phalanx.kit.text import job_label
+from phalanx.kit.text import job_label, study_label
 
 HOME_VERSION = "1"
 
@@ -90,6 +90,10 @@ class HomeLayout:
     def job_secrets_file(self, num: int) -> Path:
         """The secret variables of one job, mode 0600; deleted after its end."""
         return self.job_dir(num) / "secrets.json"
+
+    def study_secrets_file(self, num: int) -> Path:
+        """The secret variables of a study's trials, mode 0600; kept, as an ended study may be extended."""
+        return self.root / "studies" / study_label(num) / "secrets.json"
 
     def attempt_dir(self, num: int, attempt: int) -> Path:
         """One attempt; its copy of the code is `code` in it."""

@@ -13,7 +13,15 @@ from fastapi import FastAPI
 from phalanx.schemas.api.body import ErrorView
 from phalanx.server.access import needed_scope
 from phalanx.server.gate import is_open
-from phalanx.server.routers import jobs, platform, resources, supervisors, telemetry, tokens
+from phalanx.server.routers import (
+    jobs,
+    platform,
+    resources,
+    studies,
+    supervisors,
+    telemetry,
+    tokens,
+)
 from phalanx.server.web import login, pages
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -36,7 +44,7 @@ _SCHEMES = {
 
 def add_routes(app: FastAPI) -> None:
     """Add every route to an application, and the security schemes to its document."""
-    for one in (jobs, telemetry, resources, platform, tokens, supervisors, login, pages):
+    for one in (jobs, studies, telemetry, resources, platform, tokens, supervisors, login, pages):
         app.include_router(one.router, responses=_ERRORS)
     app.include_router(telemetry.exposition, responses=_ERRORS)
     plain = app.openapi

@@ -16,6 +16,7 @@ from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.caches.scheduler_cache import SchedulerCache
+from phalanx.services.caches.study_cache import StudyCache
 from phalanx.store.database import Store
 
 
@@ -76,11 +77,13 @@ class Platform:
     log_limit: int | None = None  # bytes of output stored of one job; None: any number
     policy: PlanningPolicy = PlanningPolicy()  # planning configuration
     scheduler_cache: SchedulerCache = field(default_factory=SchedulerCache, compare=False)  # cache
+    studies: StudyCache = field(default_factory=StudyCache, compare=False)  # studies in memory
     clusters: Clusters = field(default_factory=NoClusters, compare=False)  # connected Ray clusters
 
     def __post_init__(self) -> None:
-        """Register the scheduler cache, so that rows stored by this process are not read back."""
+        """Register the caches, so that rows stored by this process are not read back."""
         self.store.on_commit(self.scheduler_cache.rows.remember)
+        self.store.on_commit(self.studies.remember)
 
     def cluster(self) -> tuple[Node, ...]:
         """The nodes as jobs see them now. Raises ExecutorUnavailable."""

@@ -328,6 +328,14 @@ def code_in_use(tx: Tx, *, since: int) -> set[str]:
     return set(tx.conn.execute(query).scalars())
 
 
+def slot_seconds(tx: Tx, study: int, trial: int) -> dict[int, float]:
+    """The slot-seconds of every job that a trial has had, by number, without those of live attempts."""
+    query = select(jobs.c.num, jobs.c.attained_slot_s).where(
+        jobs.c.study == study, jobs.c.trial == trial
+    )
+    return {num: float(spent) for num, spent in tx.conn.execute(query)}
+
+
 def last_finished(tx: Tx, *, limit: int) -> list[Finished]:
     """Read the jobs that ended last, ordered by end time."""
     columns = [jobs.c[field.name] for field in fields(Finished)]

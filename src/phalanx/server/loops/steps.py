@@ -8,7 +8,7 @@ from functools import partial
 from phalanx.kit.text import random_hex
 from phalanx.server.context import Context
 from phalanx.server.loops.runner import ServiceLoop
-from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
+from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS, TRIAL_JOBS
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
 from phalanx.services.lifecycle.requests import timers_step
@@ -16,8 +16,12 @@ from phalanx.services.lifecycle.retention import RetentionProgress, retention_st
 from phalanx.services.planning.draining import draining_step
 from phalanx.services.planning.scaling import scaling_step
 from phalanx.services.planning.scheduling import scheduling_step
+from phalanx.services.studies.step import studies_step
+from phalanx.services.studies.suggestions import suggestions_step
 from phalanx.services.timekeeping import Timekeeper
 from phalanx.store import outbox
+from phalanx.store.studies.commands import STUDY_COMMANDS, SUGGESTIONS
+from phalanx.store.studies.trial_reports import TRIAL_REPORTS
 
 # A plan that took this long is followed by a pause of the same length.
 _PLAN_S = 0.1
@@ -70,7 +74,7 @@ class FullPoll:
 
 
 def all_loops(context: Context) -> tuple[ServiceLoop, ...]:
-    """Clock, scheduler, dispatcher, timers, polling, draining and retention."""
+    """Clock, scheduler, dispatcher, timers, studies, polling, draining and retention."""
     platform, ticks = context.platform, context.settings.loops
     owner, batch = LeaseOwner(owner="embedded", token=random_hex(16)), DispatchBatch()
     pause, full_poll = PlannerPause(), FullPoll()
@@ -115,6 +119,15 @@ def all_loops(context: Context) -> tuple[ServiceLoop, ...]:
         ServiceLoop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s, planner_pause_s),
         ServiceLoop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
         ServiceLoop("timers", partial(timers_step, platform), (TIMERS,), ticks.timers_tick_s),
+        ServiceLoop(
+            "studies",
+            partial(studies_step, platform),
+            (STUDY_COMMANDS, TRIAL_JOBS, TRIAL_REPORTS),
+            ticks.timers_tick_s,
+        ),
+        ServiceLoop(
+            "suggestions", partial(suggestions_step, platform), (SUGGESTIONS,), ticks.timers_tick_s
+        ),
         ServiceLoop("polling", poll, (LEAVING,), ticks.poll_tick_s),
         ServiceLoop("draining", drain, (), ticks.draining_tick_s),
         ServiceLoop("retention", expire, (), retention.tick_s),

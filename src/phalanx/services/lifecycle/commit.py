@@ -24,6 +24,8 @@ _LOG = logging.getLogger(__name__)
 QUEUE = "queue"
 TIMERS = "timers"
 LEAVING = "leaving"
+TRIAL_JOBS = "trial_jobs"
+"""Topic of new states of jobs that run trials of studies."""
 
 
 def job_topic(num: int) -> str:
@@ -164,6 +166,8 @@ def _write(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
     for one in changed:
         _touch(tx, one.job, one.wake)
         tx.touched.rows[one.job.num] = one.stored()
+        if one.before.facts.study is not None and one.job.state is not one.before.job.state:
+            tx.touched.topics.add(TRIAL_JOBS)
         # A job that takes slots frees none: another plan would come to the same result.
         if one.job.state is not one.before.job.state and one.job.state not in HOLDING:
             tx.touched.topics.add(QUEUE)

@@ -17,6 +17,7 @@ from phalanx.services.lifecycle import code
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, outbox, telemetry
 from phalanx.store.jobs import Finished
+from phalanx.store.studies import rows
 
 # Limits per transaction (rows) and per step (jobs), so that other writers wait only briefly.
 ROWS = 500
@@ -61,7 +62,9 @@ def _archives(platform: Platform, before: int) -> None:
     idle = code.unused_since(platform.home, before / 1e6)
     if not idle:
         return
-    used = platform.store.view(lambda tx: jobs.code_in_use(tx, since=before))
+    used = platform.store.view(
+        lambda tx: jobs.code_in_use(tx, since=before) | rows.code_in_use(tx, since=before)
+    )
     for digest in idle:
         if digest not in used:
             code.remove(platform.home, digest, before / 1e6)

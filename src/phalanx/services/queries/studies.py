@@ -1,0 +1,184 @@
+"""Views of studies and their trials, from rows; only the rungs of one study need its events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.core.search.model import STUDY_OVER, Study, StudyState
+from phalanx.kit.text import study_label, trial_label
+from phalanx.schemas.api.body import at_of, at_or_none
+from phalanx.schemas.api.jobs import ReasonView
+from phalanx.schemas.api.studies import (
+    ObjectiveView,
+    RungView,
+    StudyCostView,
+    StudyEventPage,
+    StudyEventView,
+    StudyPage,
+    StudyView,
+    TrialOriginView,
+    TrialPage,
+    TrialView,
+)
+from phalanx.services.platform import Platform
+from phalanx.store.database import Tx
+from phalanx.store.studies import log, rows
+from phalanx.store.studies.rows import StoredStudy, StudyFilter, TrialRow
+
+_PAGE = 1000
+# Statuses of trials that ended without a result of use.
+_WASTED = ("failed", "diverged", "rejected")
+
+
+def trial_view(row: TrialRow) -> TrialView:
+    """One trial as it is listed."""
+    origin = row.origin
+    return TrialView(
+        study=row.study,
+        number=row.trial,
+        label=trial_label(row.study, row.trial),
+        params=dict(row.params),
+        origin=TrialOriginView(**origin),
+        status=row.status,
+        reason=row.reason,
+        job=row.job,
+        rung=row.rung,
+        unit=row.unit,
+        until=row.until,
+        value=row.value,
+        checkpoint=row.checkpoint,
+        slot_s=row.slot_s,
+        usd=row.usd or None,
+        submitted_at=at_of(row.submitted_at),
+        started_at=at_or_none(row.started_at),
+        ended_at=at_or_none(row.ended_at),
+    )
+
+
+def _study_view(tx: Tx, stored: StoredStudy) -> StudyView:
+    header, progress, spec = stored.header, stored.progress, stored.header.spec
+    best = None
+    if progress.best_trial is not None:
+        best = trial_view(rows.trial(tx, header.num, progress.best_trial))
+    objective, budget = spec["objective"], spec.get("budget") or {}
+    wasted_s = rows.slot_seconds_of(tx, header.num, _WASTED)
+    return StudyView(
+        num=header.num,
+        label=study_label(header.num),
+        name=header.name,
+        project=header.project,
+        owner=header.owner,
+        labels=dict(header.labels),
+        state=progress.state,
+        reason=ReasonView(code=progress.reason_code, message=progress.reason_message),
+        method=spec["search"]["method"],
+        objective=ObjectiveView(
+            metric=objective["metric"],
+            goal=objective["goal"],
+            at=objective["at"],
+            target=objective.get("target"),
+        ),
+        max_trials=progress.max_trials,
+        parallel=progress.parallel,
+        trials=dict(progress.counts),
+        best=best,
+        cost=StudyCostView(
+            slot_hours=progress.slot_s / 3600,
+            wasted_slot_hours=wasted_s / 3600,
+            usd=progress.usd or None,
+            max_slot_hours=budget.get("slot_hours"),
+            max_usd=budget.get("usd"),
+        ),
+        submitted_at=at_of(header.submitted_at),
+        started_at=at_or_none(progress.started_at),
+        ended_at=at_or_none(progress.ended_at),
+    )
+
+
+def study_view(platform: Platform, num: int) -> StudyView:
+    """One study, with its rungs and its spec. Raises NotFound."""
+
+    def work(tx: Tx) -> StudyView:
+        stored = rows.load(tx, num)
+        view = _study_view(tx, stored)
+        study = platform.studies.study(tx, stored)
+        more: dict[str, Any] = {"spec": dict(stored.header.spec), "rungs": _rungs(study)}
+        return view.model_copy(update=more)
+
+    return platform.store.view(work)
+
+
+def _rungs(study: Study) -> list[RungView]:
+    levels = study.policy.levels
+    if study.policy.rungs is None:
+        return []
+    reached: dict[tuple[int, int], list[int]] = {}
+    for trial in study.trials:
+        for index in range(len(trial.results)):
+            rung = trial.first_rung + index
+            here = reached.setdefault((trial.bracket, rung), [0, 0])
+            here[0] += 1
+            here[1] += trial.rung > rung
+    return [
+        RungView(bracket=bracket, until=levels[rung], reported=reported, promoted=promoted)
+        for (bracket, rung), (reported, promoted) in sorted(reached.items())
+    ]
+
+
+def list_studies(
+    platform: Platform, wanted: StudyFilter, *, before: int | None, limit: int
+) -> StudyPage:
+    """One page of studies, newest first."""
+
+    def work(tx: Tx) -> StudyPage:
+        found = rows.page(tx, wanted, before=before, limit=limit)
+        more = found[-1].header.num if len(found) == limit else None
+        return StudyPage(studies=[_study_view(tx, one) for one in found], next=more)
+
+    return platform.store.view(work)
+
+
+def list_trials(
+    platform: Platform, num: int, *, after: int, limit: int, statuses: tuple[str, ...]
+) -> TrialPage:
+    """One page of a study's trials, in number order. Raises NotFound."""
+
+    def work(tx: Tx) -> TrialPage:
+        rows.load(tx, num)
+        found = rows.trials_of(tx, num, after=after, limit=limit, statuses=statuses)
+        more = found[-1].trial if len(found) == limit else None
+        return TrialPage(trials=[trial_view(one) for one in found], next=more)
+
+    return platform.store.view(work)
+
+
+def show_trial(platform: Platform, num: int, number: int) -> TrialView:
+    """One trial. Raises NotFound."""
+    return trial_view(platform.store.view(lambda tx: rows.trial(tx, num, number)))
+
+
+def study_event_page(platform: Platform, num: int, *, after: int) -> StudyEventPage:
+    """A study's events behind `after`. Raises NotFound."""
+
+    def work(tx: Tx) -> StudyEventPage:
+        stored = rows.load(tx, num)
+        found = log.of_study(tx, num, after=after, limit=_PAGE)
+        cursor = found[-1].seq if found else after
+        over = StudyState(stored.progress.state) in STUDY_OVER
+        done = over and cursor >= stored.last_seq
+        return StudyEventPage(events=[_event(one) for one in found], cursor=cursor, done=done)
+
+    return platform.store.view(work)
+
+
+def _event(one: log.StoredStudyEvent) -> StudyEventView:
+    return StudyEventView(
+        study=one.study,
+        seq=one.seq,
+        at=at_of(one.at),
+        kind=one.kind,
+        trial=one.trial,
+        state=one.reason["state"],
+        reason=ReasonView(code=one.reason["code"], message=one.reason["message"]),
+        data=one.data,
+    )

@@ -1,0 +1,176 @@
+"""Carry out what studies decided: each command and its results are one transaction.
+
+A crash before it leaves the command open, a crash behind it leaves nothing to do; so no trial is submitted
+twice, and no request is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from phalanx.core.jobs.events import JobEvent, Resumed, StopRequested, TargetRaised
+from phalanx.core.jobs.model import Job, JobState, StopGoal
+from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.search import events as e
+from phalanx.core.search.model import (
+    ContinueTo,
+    FinishStudy,
+    PauseTrial,
+    Pin,
+    ResumeTrial,
+    StopTrial,
+    SubmitTrial,
+    Unpin,
+)
+from phalanx.errors import PlatformError, StoreError
+from phalanx.kit.clock import backoff_s
+from phalanx.kit.text import study_label
+from phalanx.services.lifecycle.commit import commit_events
+from phalanx.services.lifecycle.submit import PreparedJob, store_prepared
+from phalanx.services.platform import Platform
+from phalanx.services.studies.commit import ACTOR, StudyWork, transact_studies
+from phalanx.services.studies.facts import BY_STUDY
+from phalanx.services.studies.trial_jobs import prepare_trial
+from phalanx.store import jobs
+from phalanx.store.studies import checkpoint_pins, commands, rows
+from phalanx.store.studies.commands import OpenCommand
+
+_BATCH = 64
+_US = 1_000_000
+NO_TARGET = 10**15
+"""The target of a trial that runs to its end after it had paused at one."""
+_Prepared = Mapping[int, PreparedJob | PlatformError]
+
+
+def carry_out(platform: Platform, now: int) -> int:
+    """Carry out the commands that are due; returns their number. Asks are left to `suggestions`."""
+    found = platform.store.view(lambda tx: commands.due(tx, now, only_asks=False, limit=_BATCH))
+    if not found:
+        return 0
+    prepared = _prepare(platform, found)
+
+    def work(here: StudyWork) -> list[int]:
+        still = commands.finish(here.tx, [one.id for one in found])
+        here.load({one.study for one in found})
+        looked_at: list[int] = []
+        for one in found:
+            if one.id in still:
+                looked_at += _execute(here, one, prepared)
+        return looked_at
+
+    # A command that changed nothing causes no event of its job, which is looked at all the same.
+    platform.studies.note(transact_studies(platform, now, work))
+    return len(found)
+
+
+def _prepare(platform: Platform, found: Sequence[OpenCommand]) -> _Prepared:
+    """The checked jobs of trials to submit, or why they cannot be, by command."""
+    wanted = [one for one in found if isinstance(one.command, SubmitTrial)]
+    if not wanted:
+        return {}
+    stored = platform.store.view(lambda tx: rows.load_many(tx, [one.study for one in wanted]))
+    made: dict[int, PreparedJob | PlatformError] = {}
+    for one in wanted:
+        row = stored[one.study]
+        study = platform.store.view(lambda tx, row=row: platform.studies.study(tx, row))  # type: ignore[misc]
+        assert one.trial is not None
+        try:
+            made[one.id] = prepare_trial(platform, row, study, study.trials[one.trial])
+        except StoreError:
+            raise
+        except (PlatformError, KeyError) as error:
+            said = error if isinstance(error, PlatformError) else PlatformError(f"no param {error}")
+            made[one.id] = said
+    return made
+
+
+def _execute(here: StudyWork, one: OpenCommand, prepared: _Prepared) -> list[int]:
+    """Carry out one command; returns the job that it was about."""
+    command, now = one.command, here.now
+    if isinstance(command, FinishStudy):
+        _finish(here, one.study)
+        return []
+    assert one.trial is not None
+    trial = here.study(one.study).trials[one.trial]
+    if isinstance(command, SubmitTrial):
+        if trial.is_over or trial.ending is not None:
+            # It was stopped before it had a job.
+            _end(here, one, e.TrialOutcome.STOPPED, str(trial.reason))
+            return []
+        return _submit(here, one, prepared[one.id])
+    if trial.job is None:
+        if isinstance(command, StopTrial):
+            _end(here, one, e.TrialOutcome.STOPPED, str(command.reason))
+        return []
+    job = jobs.load(here.tx, trial.job).job
+    if isinstance(command, Pin):
+        by = study_label(one.study)
+        if checkpoint_pins.pin(here.tx, trial.job, command.checkpoint, by, now):
+            pinned = e.CheckpointPinned(one.trial, command.checkpoint)
+            here.apply(one.study, [pinned])
+        return []
+    if isinstance(command, Unpin):
+        checkpoint_pins.unpin(here.tx, study_label(one.study), [command.checkpoint])
+        return []
+    if not _settled(command, job):
+        _again(here, one)
+        return []
+    fresh = _events_for(command, job, one.study)
+    if fresh:
+        commit_events(here.tx, trial.job, fresh, now, ACTOR)
+    return [trial.job]
+
+
+def _settled(command: object, job: Job) -> bool:
+    """Whether a job can be resumed now: one that is pausing has to leave its slots first."""
+    pausing = job.state is JobState.STOPPING and job.goal is StopGoal.PAUSE
+    return not (pausing and isinstance(command, ResumeTrial | ContinueTo))
+
+
+def _events_for(command: object, job: Job, study: int) -> list[JobEvent]:
+    """The events of a job that carry out a command; none where it is over or there already."""
+    if job.is_terminal:
+        return []
+    by = f"{BY_STUDY} {study_label(study)}"
+    if isinstance(command, StopTrial):
+        why = Reason(ReasonCode.CANCEL_REQUESTED, f"{by}: {command.reason}")
+        return [StopRequested(StopGoal.CANCEL, why)]
+    if isinstance(command, PauseTrial):
+        if job.state is JobState.PAUSED:
+            return []
+        return [StopRequested(StopGoal.PAUSE, Reason(ReasonCode.PAUSE_REQUESTED, by))]
+    if isinstance(command, ResumeTrial | ContinueTo):
+        until = NO_TARGET if command.unit is None else command.unit
+        fresh: list[JobEvent] = [TargetRaised(until)]
+        at_target = job.reason.code is ReasonCode.TARGET_REACHED
+        raises = job.until is None or until > job.until
+        if job.state is JobState.PAUSED and not (at_target and raises):
+            fresh.append(Resumed())
+        return fresh
+    return []
+
+
+def _submit(here: StudyWork, one: OpenCommand, prepared: PreparedJob | PlatformError) -> list[int]:
+    if isinstance(prepared, PlatformError):
+        _end(here, one, e.TrialOutcome.FAILED, str(prepared))
+        return []
+    assert one.trial is not None
+    num = store_prepared(here.platform, here.tx, prepared, here.now, ACTOR)
+    here.apply(one.study, [e.TrialSubmitted(one.trial, num)])
+    return [num]
+
+
+def _end(here: StudyWork, one: OpenCommand, outcome: e.TrialOutcome, reason: str) -> None:
+    assert one.trial is not None
+    here.apply(one.study, [e.TrialEnded(one.trial, outcome, reason)])
+
+
+def _again(here: StudyWork, one: OpenCommand) -> None:
+    """Put a command back, to be carried out a little later."""
+    wait_s = backoff_s(one.tries + 1, first_s=0.05, max_s=2.0)
+    commands.put_back(here.tx, one, here.now, not_before=here.now + round(wait_s * _US))
+
+
+def _finish(here: StudyWork, study: int) -> None:
+    """Release what an ended study holds: its pins. Its secret variables stay, as it may be extended."""
+    checkpoint_pins.unpin(here.tx, study_label(study))

@@ -1,0 +1,203 @@
+"""What has happened to the jobs of trials, as events of their studies.
+
+The state of a job is compared with what its study knows, so nothing depends on having seen every change:
+a control plane that starts looks at the jobs of all live trials. A trial with an open command is left
+alone until that has been carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from phalanx.core.gang.placement import Node
+from phalanx.core.jobs.model import HOLDING, Job, JobState
+from phalanx.core.reasons import ReasonCode
+from phalanx.core.search import events as e
+from phalanx.core.search.model import PLACED, SearchCode, Trial, TrialStatus
+from phalanx.services.studies.commit import StudyWork
+from phalanx.store import events, jobs
+from phalanx.store.database import Tx
+from phalanx.store.jobs import StoredJob
+from phalanx.store.studies import commands, rows, trial_reports
+from phalanx.store.studies.trial_reports import TrialReportRow
+
+BY_STUDY = "by the study"
+"""How the reason of a stop begins that a study asked for."""
+_US = 1_000_000
+# Reasons of a failed job that say nothing about the trial's params or its code.
+_INFRASTRUCTURE = frozenset(
+    {
+        ReasonCode.NODE_LOST,
+        ReasonCode.PREEMPTED,
+        ReasonCode.START_FAILED,
+        ReasonCode.CHECKPOINT_MISSING,
+        ReasonCode.FINAL_CHECKPOINT_NOT_SAVED,
+        ReasonCode.UNPLACEABLE,
+        ReasonCode.BLOCKED,
+        ReasonCode.NODE_DRAINED,
+    }
+)
+_LEFT = {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.PAUSED}
+
+
+def live_jobs(tx: Tx) -> list[int]:
+    """Numbers of the jobs of all trials that may still change, for a control plane that starts."""
+    return rows.live_trial_jobs(tx, [status.value for status in (*PLACED, TrialStatus.PAUSED)])
+
+
+def read_jobs(
+    work: StudyWork,
+    nums: Iterable[int],
+    reports: Sequence[TrialReportRow],
+    prices: Mapping[str, float],
+) -> None:
+    """Apply what these jobs and reports say to their studies; jobs that run no trial are skipped.
+
+    `prices` are those of nodes for a slot and an hour, in US dollars.
+    """
+    wanted = sorted({*nums, *(one.job for one in reports)})
+    found = work.platform.scheduler_cache.rows.some(work.tx, wanted)
+    ours = {num: one for num, one in found.items() if one.facts.study is not None}
+    if not ours:
+        return
+    studies = {one.facts.study for one in ours.values() if one.facts.study is not None}
+    work.load(studies)
+    busy = commands.waiting_trials(work.tx, sorted(studies))
+    by_job: dict[int, list[TrialReportRow]] = {}
+    for report in reports:
+        by_job.setdefault(report.job, []).append(report)
+    for num in sorted(ours):
+        _read_job(work, ours[num], by_job.get(num, []), busy, prices)
+
+
+def _read_job(
+    work: StudyWork,
+    stored: StoredJob,
+    reports: Sequence[TrialReportRow],
+    busy: set[tuple[int, int]],
+    prices: Mapping[str, float],
+) -> None:
+    study, number = stored.facts.study, stored.facts.trial
+    assert study is not None and number is not None
+    if not work.has(study) or number >= len(work.study(study).trials):
+        return
+    trial = work.study(study).trials[number]
+    if trial.job != stored.job.num:
+        return
+    found: list[e.StudyEvent] = [
+        e.TrialReported(number, one.unit, one.value, one.checkpoint)
+        for one in sorted(reports, key=lambda one: one.unit)
+        if one.value is not None
+    ]
+    if (study, number) not in busy:
+        # What ends a trial comes behind its reports.
+        found += _changes(work, trial, stored, prices)
+    work.apply(study, found)
+
+
+def _changes(
+    work: StudyWork, trial: Trial, stored: StoredJob, prices: Mapping[str, float]
+) -> list[e.StudyEvent]:
+    """What the state of a trial's job says that the study does not know yet."""
+    job, number = stored.job, trial.number
+    if job.state is JobState.RUNNING and trial.status is TrialStatus.WAITING:
+        return [e.TrialStarted(number)]
+    if job.state not in _LEFT:
+        return []
+    if job.state is JobState.PAUSED:
+        return _paused(work, trial, stored, prices)
+    if trial.is_over and trial.slot_s >= job.attained_slot_s:
+        return []
+    started = [e.TrialStarted(number)] if _started_unseen(trial, job) else []
+    slot_s, usd = used(work.tx, stored, prices)
+    outcome, reason = outcome_of(job)
+    return [*started, e.TrialEnded(number, outcome, reason, slot_s, usd)]
+
+
+def _started_unseen(trial: Trial, job: Job) -> bool:
+    """Whether a job ran and ended between two looks."""
+    return trial.status is TrialStatus.WAITING and job.started_at is not None
+
+
+def _paused(
+    work: StudyWork, trial: Trial, stored: StoredJob, prices: Mapping[str, float]
+) -> list[e.StudyEvent]:
+    job = stored.job
+    if trial.status not in PLACED:
+        return []
+    by_user = job.reason.code is ReasonCode.PAUSE_REQUESTED
+    by_user = by_user and not job.reason.message.startswith(BY_STUDY)
+    if by_user and trial.reason.code is SearchCode.PAUSE_REQUESTED:
+        return []
+    slot_s, usd = used(work.tx, stored, prices)
+    checkpoint = job.progress.checkpoint_path
+    return [e.TrialPaused(trial.number, checkpoint, slot_s, usd, by_user)]
+
+
+def outcome_of(job: Job) -> tuple[e.TrialOutcome, str]:
+    """How the job of a trial ended, and why, for users."""
+    said = str(job.reason)
+    if job.state is JobState.SUCCEEDED:
+        return e.TrialOutcome.SUCCEEDED, ""
+    if job.state is JobState.CANCELLED:
+        return e.TrialOutcome.STOPPED, said
+    if job.reason.code is ReasonCode.PARAMS_REJECTED:
+        return e.TrialOutcome.REJECTED, job.reason.message
+    cause = None if job.last_failure is None else ReasonCode(job.last_failure.cause.value)
+    spent = job.reason.code in (ReasonCode.BUDGET_SPENT, ReasonCode.CRASH_LOOP)
+    code = cause if spent and cause is not None else job.reason.code
+    if code is ReasonCode.PARAMS_REJECTED:
+        return e.TrialOutcome.REJECTED, said
+    if code in _INFRASTRUCTURE:
+        return e.TrialOutcome.INFRASTRUCTURE, said
+    return e.TrialOutcome.FAILED, said
+
+
+# -- cost ----------------------------------------------------------------------------------------
+
+
+def prices_of(nodes: Sequence[Node]) -> dict[str, float]:
+    """US dollars for a slot and an hour by node; empty where no pool has prices."""
+    return {node.id: node.price_per_slot_hour for node in nodes if node.price_per_slot_hour}
+
+
+def used(tx: Tx, stored: StoredJob, prices: Mapping[str, float]) -> tuple[float, float]:
+    """Slot-seconds and US dollars of all jobs that a trial had, as far as their attempts are over."""
+    study, number = stored.facts.study, stored.facts.trial
+    assert study is not None and number is not None
+    spent = jobs.slot_seconds(tx, study, number)
+    usd = (
+        sum(usd_of(events.of_job(tx, num, limit=100_000), prices) for num in spent)
+        if prices
+        else 0.0
+    )
+    return sum(spent.values()), usd
+
+
+def usd_of(log: Sequence[events.StoredEvent], prices: Mapping[str, float]) -> float:
+    """The price of a job's attempts, from its events: slots × time × price of their nodes."""
+    holding = {state.value for state in HOLDING}
+    total, since, rate = 0.0, 0, 0.0
+    for event in log:
+        if event.kind == "attempt_placed":
+            since, rate = event.at, _rate(event.data, prices)
+        elif rate and event.state not in holding:
+            total, rate = total + (event.at - since) * rate, 0.0
+    return total
+
+
+def _rate(placed: Mapping[str, object], prices: Mapping[str, float]) -> float:
+    """US dollars a microsecond of one placement."""
+    placement = placed.get("placement")
+    shares = placement.get("shares", []) if isinstance(placement, Mapping) else []
+    hourly = sum(len(share["slots"]) * prices.get(share["node"], 0.0) for share in shares)
+    return hourly / 3600 / _US
+
+
+def new_reports(tx: Tx, last: int | None, live: Sequence[int]) -> tuple[int, list[TrialReportRow]]:
+    """Reports behind a number, or all those of live trials, and the number of the last one read."""
+    if last is None:
+        found = trial_reports.of_jobs(tx, live, limit=1_000_000) if live else []
+        return trial_reports.last_id(tx), found
+    found = trial_reports.after(tx, last, limit=5000)
+    return (found[-1].id if found else last), found

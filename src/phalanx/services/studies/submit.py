@@ -1,0 +1,287 @@
+"""Submit a study: check the spec and a trial's job, and store the study with its first commands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from phalanx.core.contract.secrecy import JOB_LAYER, WITHHELD, role_layer, shown_spec, split_secrets
+from phalanx.core.search import draw
+from phalanx.core.search.events import StudySubmitted
+from phalanx.core.search.machine import create
+from phalanx.core.search.model import (
+    HISTORY_FREE,
+    EarlyStopPolicy,
+    FailurePolicy,
+    Objective,
+    RungPolicy,
+    StudyBudget,
+    StudyPolicy,
+)
+from phalanx.core.search.space import (
+    ChoiceParameter,
+    ConstantParameter,
+    FloatParameter,
+    IntParameter,
+    Parameter,
+    Space,
+)
+from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
+from phalanx.kit.units import parse_duration
+from phalanx.launch import secret_files
+from phalanx.schemas.api.jobs import SubmitRequest
+from phalanx.schemas.api.studies import (
+    ExpectedRungView,
+    StudyCheckView,
+    SubmitStudyRequest,
+)
+from phalanx.schemas.spec.study import (
+    ParameterSection,
+    RungsSection,
+    StudySpec,
+    resolved_study,
+    validate_study,
+)
+from phalanx.schemas.spec.study_checks import forecast, sample_params, study_problems
+from phalanx.services.lifecycle import code
+from phalanx.services.lifecycle.submit import check
+from phalanx.services.platform import Platform
+from phalanx.services.studies.commit import study_progress, study_topic, trial_row
+from phalanx.store.database import Tx
+from phalanx.store.events import kind_of
+from phalanx.store.idempotency import RequestKey, earlier_answer, once
+from phalanx.store.studies import commands, log, rows
+from phalanx.store.studies.rows import StudyHeader
+
+CALLER = "caller"
+"""Layer of the caller's secret variables."""
+
+
+def check_study(platform: Platform, request: SubmitStudyRequest) -> StudyCheckView:
+    """What a study would do, as a dry run. Raises SpecInvalid with every problem found."""
+    spec = _checked(platform, request)
+    policy = policy_of(spec)
+    assert policy.max_trials is not None
+    expected = forecast(spec, policy.max_trials)
+    return StudyCheckView(
+        spec=shown_spec(resolved_study(spec)),
+        method=policy.method,
+        num_cells=policy.space.num_cells(),
+        max_trials=policy.max_trials,
+        parallel=policy.parallel,
+        slots_per_trial=expected.slots_per_trial,
+        rungs=[
+            ExpectedRungView(
+                until=one.until, trials=one.trials, units=one.units, slot_hours=one.slot_hours
+            )
+            for one in expected.rungs
+        ],
+        share=expected.share,
+        slot_hours=expected.slot_hours,
+    )
+
+
+def _checked(platform: Platform, request: SubmitStudyRequest) -> StudySpec:
+    spec = validate_study(request.spec)
+    problems = study_problems(spec) or _unsupported(spec) or _space_problems(spec)
+    if problems:
+        raise SpecInvalid(problems)
+    if request.kind == "run" and request.caller_cwd is None:
+        raise UserError("a `run` study needs `caller_cwd`", "send it, or use kind `submit`")
+    if request.code is not None and not code.has(platform.home, request.code):
+        raise NotFound(
+            f"code {request.code[:12]}… has not been uploaded",
+            f"PUT it to /api/v1/code/{request.code} first",
+        )
+    job = spec.job_for(sample_params(spec)[0])
+    try:
+        check(platform, SubmitRequest(spec=job, owner=request.owner))
+    except SpecInvalid as error:
+        raise SpecInvalid(
+            [replace(one, path=f"job.{one.path}") for one in error.problems]
+        ) from None
+    return spec
+
+
+def _unsupported(spec: StudySpec) -> list[Problem]:
+    """What a study may say and this release does not do."""
+    found: list[Problem] = []
+    later = "this release does not do that yet"
+    if spec.search.method not in HISTORY_FREE:
+        known = ", ".join(HISTORY_FREE)
+        found.append(Problem("search.method", f"{later}; it knows {known}", spec.search.method))
+    if spec.search.warm_start:
+        found.append(Problem("search.warm_start", later))
+    for name in ("population", "final"):
+        if getattr(spec, name) is not None:
+            found.append(Problem(name, later))
+    if spec.job is None:
+        found.append(Problem("job", f"is required: {later} for evaluators outside the platform"))
+    if spec.rungs is not None and spec.rungs.resources:
+        found.append(Problem("rungs.resources", later))
+    folder = (spec.job or {}).get("checkpoint")
+    directory = folder.get("directory") if isinstance(folder, dict) else None
+    if isinstance(directory, str) and "${params" not in directory:
+        said = "all trials would share it; leave it out, or name a parameter in it"
+        found.append(Problem("job.checkpoint.directory", said, directory))
+    return found
+
+
+def space_of(spec: StudySpec) -> Space:
+    """The space of a study as a core value."""
+    parameters = {name: _parameter(one) for name, one in spec.space.items()}
+    return Space(parameters, tuple(spec.constraints))
+
+
+def _parameter(one: ParameterSection) -> Parameter:
+    (kind,) = one.kinds
+    if kind == "value":
+        return ConstantParameter(one.value, one.when)
+    if one.values is not None:
+        return ChoiceParameter(tuple(one.values), one.when)
+    low, high = one.bounds
+    if kind == "int":
+        return IntParameter(int(low), int(high), one.is_log, int(one.step or 1), one.when)
+    return FloatParameter(float(low), float(high), one.is_log, one.step, one.when)
+
+
+def _space_problems(spec: StudySpec) -> list[Problem]:
+    """Faults of the space, a grid that is too large, and first params that are not whole or not in it."""
+    space = space_of(spec)
+    found = space.problems()
+    if found:
+        return found
+    if spec.search.method == "grid":
+        try:
+            draw.grid_size(space)
+        except ValueError as error:
+            return [Problem("space", f"a grid needs a finite space of moderate size: {error}")]
+    return [
+        Problem(f"start_with.{index}", fault)
+        for index, params in enumerate(spec.start_with)
+        for fault in space.violations(params)
+    ]
+
+
+def policy_of(spec: StudySpec) -> StudyPolicy:
+    """The settings that the study machine uses, from a spec without problems."""
+    space, one = space_of(spec), spec.trials
+    max_trials = one.max
+    if spec.search.method == "grid":
+        cells = draw.grid_size(space)
+        max_trials = cells if max_trials is None else min(max_trials, cells)
+    objective, stop = spec.objective, spec.early_stop
+    return StudyPolicy(
+        space=space,
+        objective=Objective(objective.metric, objective.goal, objective.at, objective.target),
+        method=spec.search.method,
+        seed=spec.search.seed,
+        start_with=tuple(dict(params) for params in spec.start_with),
+        max_trials=max_trials,
+        parallel=one.parallel,
+        failures=FailurePolicy(one.failed.max, one.failed.share),
+        duplicates=one.duplicates,
+        rungs=None if spec.rungs is None else _rungs(spec.rungs),
+        early_stop=None if stop is None else EarlyStopPolicy(stop.patience, stop.min_delta),
+        budget=StudyBudget(spec.budget.slot_hours, spec.budget.usd, spec.budget.duration),
+    )
+
+
+def _rungs(rungs: RungsSection) -> RungPolicy:
+    return RungPolicy(
+        rule=rungs.rule,
+        type=rungs.type,
+        unit=rungs.unit,
+        min=rungs.min,
+        max=rungs.max,
+        eta=rungs.eta,
+        brackets=rungs.brackets,
+        hold_s=None if rungs.hold == "auto" else parse_duration(rungs.hold),
+        percentile=50.0 if rungs.percentile is None else rungs.percentile,
+    )
+
+
+def submit_study(
+    platform: Platform, request: SubmitStudyRequest, now: int, key: RequestKey | None = None
+) -> int:
+    """Store a new study and return its number; that of an earlier request with the same key.
+
+    Raises SpecInvalid, NotFound for code not yet uploaded, and Conflict for the key of another request.
+    """
+    known = platform.store.view(lambda tx: earlier_answer(tx, key))
+    if known is not None:
+        return int(known)
+    spec = _checked(platform, request)
+    policy = policy_of(spec)
+    submission, values = _submission(request, spec)
+
+    def store(tx: Tx) -> int:
+        num = rows.new_num(tx)
+        secret_files.store_own(platform.home.study_secrets_file(num), values)
+        header = StudyHeader(
+            num=num,
+            project=str((spec.job or {}).get("project", "default")),
+            name=spec.name,
+            owner=request.owner,
+            labels={},
+            spec=shown_spec(resolved_study(spec)),
+            submission=submission,
+            code_digest=request.code,
+            submitted_at=now,
+        )
+        event = StudySubmitted(num, policy)
+        decision = create(event, now)
+        study, counts = decision.study, dict[str, int]()
+        for trial in study.trials:
+            counts[trial.status.value] = counts.get(trial.status.value, 0) + 1
+        rows.insert(tx, header, study_progress(study, counts, None))
+        rows.put_trials(tx, [trial_row(study, trial, now) for trial in study.trials], [])
+        reason = {"state": study.state.value, "code": study.reason.code.value, "message": ""}
+        actor = f"user:{request.owner}" if request.owner else "user"
+        first = log.NewStudyEvent(
+            num, 1, now, kind_of(StudySubmitted), None, actor, reason, log.data_of(event)
+        )
+        log.append(tx, [first])
+        commands.add(tx, [(num, 1, command) for command in decision.commands], now)
+        tx.touched.topics.add(study_topic(num))
+        return num
+
+    return int(platform.store.transact(lambda tx: once(tx, key, lambda: store(tx))))
+
+
+def _submission(
+    request: SubmitStudyRequest, spec: StudySpec
+) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+    """What trials are submitted with, without secret values, and those values by layer."""
+    job = dict(spec.job or {})
+    values: dict[str, dict[str, str]] = {}
+    if isinstance(job.get("env"), dict):
+        job["env"] = _withheld(values, JOB_LAYER, job["env"])
+    if isinstance(job.get("roles"), dict):
+        job["roles"] = {
+            name: {**role, "env": _withheld(values, role_layer(name), role["env"])}
+            if isinstance(role, dict) and isinstance(role.get("env"), dict)
+            else role
+            for name, role in job["roles"].items()
+        }
+    caller = None
+    if request.kind == "run" and request.caller_env is not None:
+        caller, secret = split_secrets(request.caller_env)
+        if secret:
+            values[CALLER] = secret
+    submission = {
+        "kind": request.kind,
+        "owner": request.owner,
+        "code": request.code,
+        "caller_cwd": request.caller_cwd,
+        "caller_env": caller,
+        "job": job,
+    }
+    return submission, values
+
+
+def _withheld(values: dict[str, dict[str, str]], layer: str, env: dict[str, Any]) -> dict[str, Any]:
+    plain, secret = split_secrets({name: str(value) for name, value in env.items()})
+    if secret:
+        values[layer] = secret
+    return {name: value if name in plain else WITHHELD for name, value in env.items()}

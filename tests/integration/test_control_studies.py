@@ -1,0 +1,339 @@
+"""Studies through the API: their trials are ordinary jobs, and a crash changes nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from integration.rig import TOKEN, URL, Rig, open_rig
+from phalanx.core.search.machine import rebuild
+from phalanx.core.search.model import Study
+from phalanx.errors import PlatformError
+from phalanx.kit.clock import ManualClock
+from phalanx.schemas.api.studies import StudyView, SubmitStudyRequest, TrialView
+from phalanx.schemas.wire import supervision as wire
+from phalanx.services.queries import studies as views
+from phalanx.services.studies import requests
+from phalanx.services.studies.step import studies_step
+from phalanx.services.studies.submit import submit_study
+from phalanx.services.studies.suggestions import suggestions_step
+from phalanx.store.studies import log, rows
+from phalanx.testing.executors import FakeExecutor
+
+pytestmark = pytest.mark.integration
+RANDOM = {"method": "random", "seed": 7}
+LINE = {"lr": {"log": [0.001, 1.0]}, "width": {"values": [1, 2]}}
+GRID = {"lr": {"values": [0.1, 0.2, 0.3]}, "width": {"values": [1, 2]}}
+
+
+def study_spec(**changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "kind": "study",
+        "name": "digits-lr",
+        "objective": {"metric": "val_loss"},
+        "search": {"method": "grid", "seed": 1},
+        "space": GRID,
+        "trials": {"parallel": 2},
+        "job": {
+            "run": ["python", "train.py", "--lr", "${params.lr}"],
+            "resources": {"nodes": 1, "slots_per_node": 1},
+        },
+    }
+    return base | changes
+
+
+class Bench:
+    """A control plane with the loops of studies, and trials that report what `loss` says."""
+
+    def __init__(self, rig: Rig, loss: Callable[[dict[str, Any], int], float]) -> None:
+        self.rig, self.loss = rig, loss
+
+    def submit(self, **changes: Any) -> int:
+        request = SubmitStudyRequest(spec=study_spec(**changes), owner="ada")
+        return submit_study(self.rig.platform, request, self.rig.clock.now())
+
+    def loops(self) -> None:
+        for _ in range(3):
+            suggestions_step(self.rig.platform, self.rig.clock.now())
+            studies_step(self.rig.platform, self.rig.clock.now())
+
+    def view(self, num: int) -> StudyView:
+        return views.study_view(self.rig.platform, num)
+
+    def trials(self, num: int) -> list[TrialView]:
+        return views.list_trials(self.rig.platform, num, after=-1, limit=1000, statuses=()).trials
+
+    def running(self, num: int) -> list[TrialView]:
+        found = [one for one in self.trials(num) if one.job is not None and not one.is_over]
+        return [one for one in found if self.rig.job(one.job).state == "starting"]  # type: ignore[arg-type]
+
+    def train(self, trial: TrialView, **rest: Any) -> None:
+        """Start a trial's job, report once and end."""
+        assert trial.job is not None
+        attempt = self.rig.job(trial.job).attempts
+        supervisor = self.rig.supervisor(trial.job, attempt=attempt)
+        supervisor.ready()
+        supervisor.started()
+        value = self.loss(trial.params, 1)
+        supervisor.sync(
+            wire.TrialReport(
+                seq=supervisor.next_seq(),
+                generation=0,
+                unit=1,
+                value=value,
+                metrics={"val_loss": value},
+                checkpoint="",
+                final=False,
+                at=supervisor.now(),
+            )
+        )
+        supervisor.ended(0, "succeeded", step=1)
+        supervisor.leave()
+
+    def go(self, num: int, rounds: int = 40) -> StudyView:
+        for _ in range(rounds):
+            self.loops()
+            self.rig.turn(1.0)
+            for trial in self.running(num):
+                self.train(trial)
+            self.rig.turn(1.0)
+            self.loops()
+            if self.view(num).is_terminal:
+                break
+        return self.view(num)
+
+    def check_log(self, num: int) -> None:
+        """The events alone rebuild the study, and its rows follow from it."""
+
+        def read(tx: Any) -> tuple[Study, Study]:
+            stored = rows.load(tx, num)
+            fresh = rebuild(log.study_log(tx, num, up_to=stored.last_seq))
+            return fresh, self.rig.platform.studies.study(tx, stored)
+
+        fresh, kept = self.rig.store.view(read)
+        assert fresh == kept
+        listed = {one.number: one.status for one in self.trials(num)}
+        assert listed == {one.number: one.status.value for one in fresh.trials}
+
+
+def loss(params: dict[str, Any], unit: int) -> float:
+    return abs(params["lr"] - 0.2) + params["width"] / 100
+
+
+@pytest.fixture
+def bench(rig: Rig) -> Bench:
+    return Bench(rig, loss)
+
+
+def test_a_grid_is_searched_to_its_end(bench: Bench) -> None:
+    num = bench.submit()
+    bench.loops()
+    trials = bench.trials(num)
+    jobs = [one.job for one in trials if one.job is not None]
+    assert len(jobs) == 2  # as many as may run at the same time
+    spec = bench.rig.job(jobs[0]).spec
+    assert spec is not None and spec["run"][3] == str(trials[0].params["lr"])
+    view = bench.go(num)
+    assert (view.state, view.trials) == ("succeeded", {"completed": 6})
+    assert view.best is not None
+    assert (view.best.params, view.best.value) == ({"lr": 0.2, "width": 1}, 0.01)
+    cells = {(one.params["lr"], one.params["width"]) for one in bench.trials(num)}
+    assert len(cells) == 6
+    assert view.cost.slot_hours > 0
+    bench.check_log(num)
+
+
+def test_a_crash_between_any_two_commits_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    """At random commits the process is gone; another one goes on, with the same suggestions."""
+    undisturbed: dict[int, dict[str, Any]] = {}
+    for seed in range(4):
+        executor, clock = FakeExecutor(), ManualClock()
+        dice, crashes, num = random.Random(seed), 0, 0
+        with open_rig(tmp_path / str(seed), executor=executor, clock=clock) as rig:
+            bench = Bench(rig, loss)
+            num = bench.submit(search=RANDOM, space=LINE, trials={"max": 12, "parallel": 3})
+        for _ in range(400):
+            with open_rig(tmp_path / str(seed), executor=executor, clock=clock) as rig:
+                bench = Bench(rig, loss)
+                if bench.view(num).is_terminal:
+                    break
+                if seed:
+                    _crash_at(rig, dice.randrange(1, 8))
+                try:
+                    bench.go(num)
+                except Crash:
+                    crashes += 1
+        with open_rig(tmp_path / str(seed), executor=executor, clock=clock) as rig:
+            bench = Bench(rig, loss)
+            view, trials = bench.view(num), bench.trials(num)
+            assert (view.state, len(trials)) == ("succeeded", 12)
+            found = {one.number: one.params for one in trials}
+            jobs = [one.job for one in trials]
+            listed = rig.client.jobs(limit=100).jobs
+            assert sorted(jobs) == sorted(one.num for one in listed)
+            bench.check_log(num)
+        assert bool(crashes) == bool(seed)
+        undisturbed = undisturbed or found
+        assert found == undisturbed
+
+
+def rig_http(rig: Rig) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    return httpx.Client(base_url=URL, transport=rig.transport, headers=headers)
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+def _crash_at(rig: Rig, commit: int) -> None:
+    """Have the process end before or behind commit number `commit` of studies."""
+    real, seen = rig.store.transact, [0]
+
+    def transact(work: Any) -> Any:
+        if "transact_studies" not in work.__qualname__:
+            return real(work)
+        seen[0] += 1
+        if seen[0] == commit:
+            raise Crash
+        result = real(work)
+        if seen[0] == commit - 1 and commit % 2:
+            raise Crash  # committed, and not known in this process
+        return result
+
+    rig.store.transact = transact  # type: ignore[method-assign]
+
+
+def test_studies_through_the_api(bench: Bench) -> None:
+    rig = bench.rig
+    body = {"spec": study_spec(), "owner": "ada"}
+    with rig_http(rig) as http:
+        checked = http.post("/api/v1/studies/check", json=body).json()
+        assert (checked["max_trials"], checked["num_cells"], checked["slots_per_trial"]) == (
+            6,
+            6,
+            1,
+        )
+        key = {"Idempotency-Key": "one"}
+        made = [http.post("/api/v1/studies", json=body, headers=key).json() for _ in range(2)]
+        assert [one["study"]["label"] for one in made] == ["s-1", "s-1"]
+        bench.loops()
+        assert http.post("/api/v1/studies/1/pause").json()["state"] == "paused"
+        bench.loops()
+        jobs = [rig.job(one.job).state for one in bench.trials(1) if one.job is not None]
+        assert set(jobs) == {"paused"}
+        assert http.post("/api/v1/studies/1/resume").json()["state"] == "running"
+        added = {"params": {"lr": 0.5, "width": 1}}
+        refused = http.post("/api/v1/studies/1/trials", json=added)
+        assert refused.status_code == 422 and "0.5" in refused.text
+        assert bench.go(1).state == "succeeded"
+        page = http.get("/api/v1/studies/1/trials", params={"limit": 4}).json()
+        assert [one["number"] for one in page["trials"]] == [0, 1, 2, 3]
+        assert http.get("/api/v1/studies", params={"state": "succeeded"}).json()["studies"]
+        events = http.get("/api/v1/studies/1/events").json()
+        assert events["done"] and events["events"][0]["kind"] == "study_submitted"
+        gone = http.get("/api/v1/studies/9")
+        assert gone.status_code == 404 and "s-9" in gone.text
+        again = http.post("/api/v1/studies/1/stop")
+        assert again.status_code == 409
+    bench.check_log(1)
+
+
+def test_a_stopped_study_stops_its_trials(bench: Bench) -> None:
+    num = bench.submit()
+    bench.loops()
+    requests.stop_study(bench.rig.platform, num, bench.rig.clock.now(), "user")
+    bench.loops()
+    assert {one.status for one in bench.trials(num)} == {"stopped"}
+    states = {rig_job.state for rig_job in bench.rig.client.jobs().jobs}
+    assert states == {"cancelled"}
+    assert (bench.view(num).state, bench.view(num).reason.code) == ("cancelled", "stop_requested")
+    bench.check_log(num)
+
+
+def test_a_trial_that_a_user_cancels_ends_and_the_study_goes_on(bench: Bench) -> None:
+    num = bench.submit()
+    bench.loops()
+    first = bench.trials(num)[0]
+    assert first.job is not None
+    bench.rig.client.stop(first.job)
+    view = bench.go(num)
+    assert (view.state, view.trials) == ("succeeded", {"completed": 5, "stopped": 1})
+    assert "cancel_requested: by user" in bench.trials(num)[0].reason
+
+
+def test_what_a_study_cannot_do_is_refused_at_once(bench: Bench) -> None:
+    with pytest.raises(PlatformError, match=r"search\.method"):
+        bench.submit(search={"method": "tpe"}, trials={"max": 3, "parallel": 1})
+    with pytest.raises(PlatformError, match=r"job\.resources"):
+        bench.submit(job={"run": "x", "resources": {"nodes": 99, "slots_per_node": 1}})
+
+
+def test_values_of_secret_variables_reach_trials_and_no_database(bench: Bench) -> None:
+    job = {"run": "true", "env": {"API_TOKEN": "tok-12345", "PLAIN": "1"}}
+    num = bench.submit(job=job | {"resources": {"nodes": 1, "slots_per_node": 1}})
+    bench.loops()
+    (first, *_) = bench.trials(num)
+    assert first.job is not None
+    home = bench.rig.platform.home
+    for path in (home.study_secrets_file(num), home.job_secrets_file(first.job)):
+        assert path.stat().st_mode & 0o777 == 0o600 and "tok-12345" in path.read_text()
+    for part in home.database_file.parent.iterdir():
+        assert b"tok-12345" not in part.read_bytes()
+
+
+def test_rungs_pause_trials_and_only_the_best_go_on(bench: Bench) -> None:
+    """Trials leave their slots at a rung; the best third trains to the next one from there."""
+    rungs = {"rule": "asha", "min": 1, "max": 3, "eta": 3, "hold": "never"}
+    num = bench.submit(search=RANDOM, space=LINE, trials={"max": 9, "parallel": 3}, rungs=rungs)
+    for _ in range(60):
+        bench.loops()
+        bench.rig.turn(1.0)
+        for trial in bench.running(num):
+            _train_to_target(bench, trial)
+        bench.rig.turn(1.0)
+        bench.loops()
+        if bench.view(num).is_terminal:
+            break
+    view = bench.view(num)
+    assert view.state == "succeeded"
+    found = sorted(bench.trials(num), key=lambda one: loss(one.params, 1))
+    whole = [one.number for one in found if one.unit == 3]
+    assert 3 <= len(whole) < 9 and found[0].number in whole
+    assert view.best is not None and view.best.number == found[0].number
+    assert [(one.until, one.reported) for one in view.rungs] == [(1, 9), (3, len(whole))]
+    resumed = bench.rig.job(found[0].job or 0)
+    assert resumed.attempts == 2
+    bench.check_log(num)
+
+
+def _train_to_target(bench: Bench, trial: TrialView) -> None:
+    """Report at the target of a trial, and leave there."""
+    assert trial.job is not None and trial.until is not None
+    attempt = bench.rig.job(trial.job).attempts
+    supervisor = bench.rig.supervisor(trial.job, attempt=attempt)
+    supervisor.ready()
+    supervisor.started()
+    value = bench.loss(trial.params, trial.until)
+    supervisor.sync(
+        wire.TrialReport(
+            seq=supervisor.next_seq(),
+            generation=0,
+            unit=trial.until,
+            value=value,
+            metrics={"val_loss": value},
+            checkpoint=f"/c/{trial.until}",
+            final=True,
+            at=supervisor.now(),
+        )
+    )
+    if trial.until == 3:
+        supervisor.ended(0, "succeeded", step=3)
+    else:
+        supervisor.ended(0, "at_target", step=trial.until, target=trial.until)
+    supervisor.leave()
