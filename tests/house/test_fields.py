@@ -89,7 +89,6 @@ OTHERWISE: dict[str, str] = {
     **dict.fromkeys(
         (
             "FinalSection.retrain",
-            "RungsSection.min_results",
             "SearchSection.init_points",
         ),
         _MACHINE,

@@ -139,7 +139,7 @@ class StudyDraft:
     def finish_trial(
         self, trial: Trial, status: TrialStatus, reason: SearchReason, **changes: Any
     ) -> Trial:
-        """Give a trial whose job is gone its last status."""
+        """Give a trial that has no job any more its last status."""
         assert status in TRIAL_OVER
         trial = self.change(
             trial,
@@ -192,7 +192,7 @@ class StudyDraft:
         return self.change(trial, status=_S.WAITING, reason=reason, queued_at=self.now)
 
     def lose_job(self, trial: Trial, said: str) -> Trial:
-        """Keep a trial whose job ended by a failure of infrastructure; it goes on as from a pause."""
+        """Keep a trial that lost its job to a failure of infrastructure; it goes on as from a pause."""
         return self.change(
             trial,
             status=_S.PAUSED,

@@ -1,6 +1,6 @@
 """The study machine: a pure function from a study and an event to a new study and commands.
 
-`ROWS` is the transition table, with a cell for every event and state: a handler, `Skip` for a late or
+`ROWS` is the transition table, with a cell for every event and state: a handler, `Disregard` for a late or
 repeated message, or `Forbid` for a pair that only a bug can produce. After a handler, `rungs.planning`
 adds what follows: promotions, starts, asks, the end.
 """
@@ -48,7 +48,7 @@ StudyCell = Callable[[StudyDraft, Any], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
+class Disregard:
     """A cell that changes nothing."""
 
     why: str
@@ -69,10 +69,10 @@ class Forbid:
 
 
 FORBID = Forbid()
-OVER = Skip("the study is over")
-STOPS = Skip("the study is stopping")
-PAUSED = Skip("the study is paused")
-ACTIVE = Skip("the study is not paused")
+OVER = Disregard("the study is over")
+STOPS = Disregard("the study is stopping")
+PAUSED = Disregard("the study is paused")
+ACTIVE = Disregard("the study is not paused")
 
 COLUMNS: tuple[tuple[StudyState, ...], ...] = (
     (StudyState.RUNNING,),

@@ -374,7 +374,7 @@ class Trial:
     waited: int = 0
     #: value from which an improvement is counted
     mark: float | None = None
-    #: number of repeated reports of a unit whose value differed
+    #: number of repeated reports of a unit with another value
     differs: int = 0
     #: the status that it takes once its job has left; None: nothing was asked of it
     ending: TrialStatus | None = None
@@ -503,7 +503,7 @@ class StudyIndex:
         none: SortedItems[int] = SortedItems()
         pairs: SortedItems[tuple[float, int]] = SortedItems()
         self.asked = none
-        """Trials whose params are being suggested."""
+        """Trials with an open ask for params."""
         self.suggested = none
         """Trials that wait for a place."""
         self.placed = none
@@ -533,18 +533,18 @@ class StudyIndex:
         self.rejected = 0
         """Number of rejected trials."""
         self.settled = 0
-        """Number of trials whose use of slots is settled."""
+        """Number of trials with a settled use of slots."""
         self.used_us = 0
         """Slot-microseconds of settled use."""
         self.units = 0
-        """Units trained by trials whose use is settled."""
+        """Units trained by trials with a settled use."""
         self.usd_micro = 0
         """Settled money, in millionths."""
         self.reserved_us = 0
         """Slot-microseconds reserved for running trials."""
 
     def copy(self) -> StudyIndex:
-        """A copy whose attributes can be set."""
+        """A copy with attributes that can be set."""
         made = StudyIndex.__new__(StudyIndex)
         for name in StudyIndex.__slots__:
             setattr(made, name, getattr(self, name))

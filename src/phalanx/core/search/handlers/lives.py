@@ -166,7 +166,7 @@ def _settled(draft: StudyDraft, trial: Trial, slot_s: float, usd: float) -> Tria
 
 
 def trial_ended(draft: StudyDraft, event: e.TrialEnded) -> str | None:
-    """Give a trial whose job is over its last status, or submit it again."""
+    """Give a trial its last status when its job is over, or submit it again."""
     trial = draft.trial(event.trial)
     if trial is None:
         return _UNKNOWN

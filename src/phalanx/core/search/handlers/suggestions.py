@@ -41,7 +41,7 @@ def suggested(draft: StudyDraft, event: e.Suggested) -> str | None:
 
 
 def _refuse_duplicate(draft: StudyDraft, trial: Trial, twin: int) -> str | None:
-    """Drop a trial whose params repeat those of another; another one is asked for in its place."""
+    """Drop a trial that repeats the params of another; another one is asked for in its place."""
     repeats = draft.facts.failed_asks + 1
     draft.note(failed_asks=repeats, exhausted=draft.facts.exhausted or repeats >= MAX_DUPLICATES)
     reason = SearchReason(SearchCode.DUPLICATE, f"the same params as trial {twin}")
