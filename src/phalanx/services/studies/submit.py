@@ -197,6 +197,7 @@ def _rungs(rungs: RungsSection) -> RungPolicy:
         eta=rungs.eta,
         brackets=rungs.brackets,
         hold_s=None if rungs.hold == "auto" else parse_duration(rungs.hold),
+        min_results=5 if rungs.min_results is None else rungs.min_results,
         percentile=50.0 if rungs.percentile is None else rungs.percentile,
     )
 
