@@ -6,8 +6,10 @@ import csv
 import datetime
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from bench.scheduler.peers import tuned
 from bench.scheduler.table import KNOW_THE_TRUTH, Bench
 
 from phalanx.core.scheduling import Project
@@ -21,6 +23,8 @@ from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.workload import traces
 
 DAY_S = 86_400.0
+# Two passes and a save: the longest that a request within a guarantee may wait.
+GUARANTEE_S = 150.0
 # The time zero of the Philly trace.
 EPOCH = datetime.datetime(2017, 9, 4, 10, 30, 41, tzinfo=datetime.UTC)
 # One queue and one priority: Kueue-like would be FIFO-skip to the letter, and runs with quotas below.
@@ -120,7 +124,8 @@ def tenants(bench: Bench) -> None:
         name: alone(bench, [job for job in jobs if job.project == name], owned[name])
         for name in sorted(names & set(owned))
     }
-    for policy, found in bench.compare("T1q", jobs, setup, TENANTS, shares).items():
+    best = partial(tuned, has_tenants=True)
+    for policy, found in bench.compare("T1q", jobs, setup, TENANTS, shares, best).items():
         owed_s = found.more["owed_s"]
         rho = {name: found.more[name] / alone_h for name, alone_h in own.items()}
         worst = max(rho, key=lambda name: rho[name])
@@ -131,7 +136,8 @@ def tenants(bench: Bench) -> None:
         if policy == "phalanx":
             table = bench.table
             table.at_most("T1q", "worst tenant rho <= 1.3", rho[worst], 1.3)
-            table.at_most("T1q", "guarantee met in 2 passes and a save (150 s)", owed_s, 150.0, "s")
+            what = "guarantee met in 2 passes and a save (150 s)"
+            table.at_most("T1q", what, owed_s, GUARANTEE_S, "s")
 
 
 def shares(result: Result, recorder: EvictionRecorder) -> dict[str, float]:

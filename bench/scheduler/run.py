@@ -2,6 +2,7 @@
 
     python bench/scheduler/run.py [--quick] [--only judging,T9] [--seeds 0,1,2] [--traces DIR] [--keep DIR]
                                   [--swf FILE.swf ...] [--swf-nodes 64] [--quarter] [--pure]
+                                  [--peers-only] [--fresh]
 
 `judging` and `tuning` are the sets of `sets.py`: on each of them the planner as it is shipped runs beside
 every peer with the constants that `tune.py` chose, and an oracle; a log given with `--swf` is one more
@@ -12,9 +13,12 @@ scenario tells it from the others. Two scenarios run side by side, but for T9 an
 time of a pass and run alone before. Scenarios whose trace is absent say so; T3, T7, T8 and T9 need none. A
 seed above 0 puts the days of a trace in another order and draws the sensitivity to placement anew, or draws
 the generated jobs anew; the measured figures of all seeds stand side by side, and a goal is met only if
-every seed meets it. T6 has three orders of its own. With `--keep` finished runs lie in a folder, and a
-bench that was stopped goes on where it was. Where there is a C compiler the planner and the simulator are
-compiled first, unless `--pure` is asked for; T9 is measured both ways. `--quick` takes them as they are.
+every seed meets it. T6 has three orders of its own. Finished runs of the sets of jobs are kept in
+`bench/scheduler/kept`, those of all scenarios with `--keep`: a bench that was stopped goes on where it
+was, and a run is made anew only if its jobs, its policy or the simulator have changed (`kept.py`).
+`--peers-only` runs the peers of the sets, `--fresh` makes kept runs anew. Where there is a C compiler the
+planner and the simulator are compiled first, unless `--pure` is asked for; T9 is measured both ways.
+`--quick` takes them as they are.
 """
 
 from __future__ import annotations
@@ -31,9 +35,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.scheduler import variants
+from bench.scheduler import bars, variants
 from bench.scheduler.elastic import t5
 from bench.scheduler.judge import columns, judge, overall
+from bench.scheduler.kept import FOLDER, KeptRuns
 from bench.scheduler.live import accasim
 from bench.scheduler.llm import t3, t4, t7
 from bench.scheduler.packing import t6
@@ -113,23 +118,36 @@ def quick(table: Table) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What all scenarios share: traces, folder of kept runs, further logs, and how much of a set."""
+    """What all scenarios share: traces, folder of kept runs, further logs, and how much to run."""
 
     traces: Path
     kept: Path | None = None
     logs: tuple[Path, ...] = ()
     log_nodes: int | None = None
     quarter: bool = False
+    peers_only: bool = False
+    fresh: bool = False
 
     def log_sets(self) -> dict[str, WorkloadSet]:
         """The given logs as judging sets."""
         return {path.name: swf_set(path, self.log_nodes) for path in self.logs}
 
+    def kept_runs(self, name: str, seed: int) -> KeptRuns | None:
+        """The kept runs of a scenario; those of the sets of jobs are kept in the repository."""
+        folder = self.kept or (FOLDER if name in SETS else None)
+        if folder is None:
+            return None
+        path = folder / f"{name}{'-quarter' if self.quarter else ''}.{seed}.jsonl"
+        if self.fresh:
+            path.unlink(missing_ok=True)
+        return KeptRuns(path)
+
 
 def measure(task: Task, options: Options) -> Table:
     """One scenario with one seed; gives its goals."""
     name, seed = task
-    bench = Bench(name, seed, options.traces, options.kept, options.quarter)
+    kept = options.kept_runs(name, seed)
+    bench = Bench(name, seed, options.traces, kept, options.quarter, options.peers_only)
     logs = options.log_sets()
     if name in logs:
         judge(logs[name], bench)
@@ -192,7 +210,9 @@ def main() -> int:
     asked.add_argument("--seeds", default="0,1,2")
     asked.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     asked.add_argument("--pure", action="store_true", help="compile nothing")
-    asked.add_argument("--keep", type=Path, help="a folder for finished runs, to go on from")
+    asked.add_argument("--keep", type=Path, help="a folder for finished runs of all scenarios")
+    asked.add_argument("--fresh", action="store_true", help="make kept runs anew")
+    asked.add_argument("--peers-only", action="store_true", help="sets of jobs: only the peers")
     asked.add_argument("--swf", type=Path, nargs="*", default=[], help="further judging logs")
     asked.add_argument(
         "--swf-nodes", type=int, help="nodes of 8 of those logs; default: their header"
@@ -200,7 +220,13 @@ def main() -> int:
     asked.add_argument("--quarter", action="store_true", help="a quarter of each set of jobs")
     options = asked.parse_args()
     shared = Options(
-        options.traces, options.keep, tuple(options.swf), options.swf_nodes, options.quarter
+        options.traces,
+        options.keep,
+        tuple(options.swf),
+        options.swf_nodes,
+        options.quarter,
+        options.peers_only,
+        options.fresh,
     )
     logs = shared.log_sets()
     asked_for = [name for name in options.only.split(",") if name]
@@ -223,11 +249,10 @@ def main() -> int:
         for name in wanted:
             if name not in {task[0] for task in tasks}:
                 print(f"\n{name}: skipped, no traces at {options.traces}")
-        if options.keep is not None:
-            options.keep.mkdir(parents=True, exist_ok=True)
         table = run_all(tasks, shared)
     print(columns(table.sets))
-    print(f"\nplanner: {variants.here().name}\n{table}\n{time.perf_counter() - began:.0f} s")
+    print(f"\nplanner: {variants.here().name}\n{table}\n\n{bars.lines(table)}")
+    print(f"\n{time.perf_counter() - began:.0f} s")
     return 0
 
 

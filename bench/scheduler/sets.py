@@ -166,7 +166,7 @@ SETS: dict[str, WorkloadSet] = {
 
 TENANTS = "tenants-1002"
 SMALL_TUNING = ("philly-0925", "philly-1002", "research-0", "training-0")
-"""The tuning sets on a quarter of which `tune.py` compares settings on."""
+"""What `tune.py` compares settings on: quarters of traces, generated sets whole."""
 
 
 def swf_set(path: Path, num_nodes: int | None, node_size: int = 8) -> WorkloadSet:

@@ -1,17 +1,13 @@
-"""Runs policies on the same jobs, prints a line each, and keeps the goals for the table at the end.
-
-Finished runs can be kept in a folder: a bench that was stopped goes on where it was, and after a change
-of one policy only its own runs are made anew (delete its files).
-"""
+"""Runs policies on the same jobs, prints a line each, and keeps the goals for the table at the end."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from bench.scheduler.kept import KeptRuns, key_of, workload_digest
 
 from phalanx.sim.audit.evictions import EvictionRecorder
 from phalanx.sim.cluster.engine import Result, simulate
@@ -24,20 +20,31 @@ KNOW_THE_TRUTH = frozenset({"srpt-oracle", "sjf-oracle", "sjf-predicted", "themi
 """Policies that look at true durations, exactly or with an error: bounds, not rivals."""
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was measured for a goal: as text, whether it is met, and the number, where it is one."""
+
+    measured: str
+    met: bool
+    value: float | None = None
+
+
 class Table:
     """The goals and what was measured, seed by seed."""
 
     def __init__(self) -> None:
-        self.goals: dict[tuple[str, str], list[tuple[str, bool]]] = {}
+        self.goals: dict[tuple[str, str], list[Found]] = {}
         self.sets: list[SetFigures] = []
 
-    def goal(self, scenario: str, what: str, measured: str, met: bool) -> None:
-        self.goals.setdefault((scenario, what), []).append((measured, met))
+    def goal(
+        self, scenario: str, what: str, measured: str, met: bool, value: float | None = None
+    ) -> None:
+        self.goals.setdefault((scenario, what), []).append(Found(measured, met, value))
 
     def at_most(
         self, scenario: str, what: str, value: float, limit: float, unit: str = "x"
     ) -> None:
-        self.goal(scenario, what, f"{value:.2f} {unit}".strip(), value <= limit)
+        self.goal(scenario, what, f"{value:.2f} {unit}".strip(), value <= limit, value)
 
     def add(self, other: Table) -> None:
         """What another process found, behind what is known."""
@@ -48,8 +55,8 @@ class Table:
     def __str__(self) -> str:
         lines = [f"{'':22} {'goal':58} {'measured':>30}  met"]
         for (scenario, what), found in self.goals.items():
-            measured = ", ".join(figure for figure, _ in found)
-            met = "yes" if all(ok for _, ok in found) else "NO"
+            measured = ", ".join(one.measured for one in found)
+            met = "yes" if all(one.met for one in found) else "NO"
             lines.append(f"{scenario:22} {what:58} {measured:>30}  {met}")
         return "\n".join(lines)
 
@@ -69,12 +76,14 @@ class SetFigures:
     name: str
     seed: int
     part: str
-    is_gpu: bool
+    is_gpu: bool  # jobs of GPU clusters, without tenants
+    has_tenants: bool
     ours: Measured
     best: str  # the best peer by mean delay that does not know the truth
     peers: Mapping[str, Measured]
     low: float  # bounds of the 95 % interval of the ratio of means
     high: float
+    kill_lost: float | None = None  # lost in kill mode beside LAS
 
     @property
     def ratio(self) -> float:
@@ -102,16 +111,17 @@ def nothing(_: Result, __: EvictionRecorder) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One scenario with one seed: its traces, the table for its goals, and the folder of kept runs.
+    """One scenario with one seed: its traces, the table for its goals, and its kept runs.
 
-    `quarter`: sets of jobs are run on a quarter of them.
+    `quarter`: sets of jobs are run on a quarter of them. `peers_only`: the planner does not run.
     """
 
     scenario: str
     seed: int
     traces: Path
-    kept: Path | None = None
+    kept: KeptRuns | None = None
     quarter: bool = False
+    peers_only: bool = False
     table: Table = field(default_factory=Table)
 
     def say(self, text: str) -> None:
@@ -126,18 +136,17 @@ class Bench:
         make: Callable[[], SchedulingPolicy],
         probe: Probe = nothing,
     ) -> Measured:
-        """One policy; read from the folder of kept runs if it is there."""
-        path = None if self.kept is None else self.kept / _file_name(self.scenario, self.seed, name)
-        if path is not None and path.exists():
-            found = json.loads(path.read_text())
+        """One policy; taken from the kept runs if it is there."""
+        key = "" if self.kept is None else key_of(workload_digest(jobs, setup), make, setup)
+        found = None if self.kept is None else self.kept.get(name, key)
+        if found is not None:
             measured = Measured(RunFigures(**found["row"]), found["more"])
         else:
             recorder = EvictionRecorder(make())
             result = simulate(jobs, setup, recorder)
             measured = Measured(figures(result), probe(result, recorder))
-            if path is not None:
-                kept = {"row": dataclasses.asdict(measured.row), "more": dict(measured.more)}
-                path.write_text(json.dumps(kept))
+            if self.kept is not None:
+                self.kept.put(name, key, dataclasses.asdict(measured.row), measured.more)
         self.say(_line(name, measured.row))
         return measured
 
@@ -148,19 +157,16 @@ class Bench:
         setup: SimulationSetup,
         policies: Sequence[str],
         probe: Probe = nothing,
+        makers: Callable[[str], Callable[[], SchedulingPolicy]] = POLICIES.__getitem__,
     ) -> dict[str, Measured]:
-        """Several policies on the same jobs, by name."""
+        """Several policies on the same jobs, by name; without `makers` peers have their defaults."""
         slots = sum(node.num_slots for node in setup.nodes)
         self.say(f"{name}: {len(jobs)} jobs, {slots} slots")
         label = "" if name == self.scenario else f"{name}: "
         return {
-            policy: self.run(f"{label}{policy}", jobs, setup, POLICIES[policy], probe)
+            policy: self.run(f"{label}{policy}", jobs, setup, makers(policy), probe)
             for policy in policies
         }
-
-
-def _file_name(scenario: str, seed: int, name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", f"{scenario} {seed} {name}".lower()) + ".json"
 
 
 def _line(name: str, row: RunFigures) -> str:

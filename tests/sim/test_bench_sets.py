@@ -6,13 +6,17 @@ import importlib
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from phalanx.sim.cluster.engine import simulate
 from phalanx.sim.jobs import TraceJob, gang_of
+from phalanx.sim.model import SimulationSetup
 from phalanx.sim.peers.catalog import POLICIES
+from phalanx.sim.workload import generated, traces
 
 pytestmark = pytest.mark.unit
 
@@ -74,12 +78,77 @@ def test_every_peer_has_constants_that_its_maker_takes(bench: ModuleType) -> Non
     assert set(judge.PEERS) - {"fifo-skip"} == set(tune.SPACES)
 
 
-def test_settings_keep_to_the_budget_and_begin_with_the_defaults(bench: ModuleType) -> None:
+def test_every_peer_has_the_whole_budget_and_begins_with_its_defaults(bench: ModuleType) -> None:
     tune = module("tune")
     for name in (*tune.SPACES, *tune.TENANT_SPACES):
         found = tune.settings(name)
-        assert found[0] == {} and 2 <= len(found) <= tune.BUDGET
+        assert found[0] == {} and len(found) == tune.BUDGET
         assert len({str(one) for one in found}) == len(found)
+        POLICIES[name.removesuffix(tune.WITH_TENANTS)](**found[-1])
+
+
+def test_the_chosen_setting_is_the_best_of_those_that_honour_guarantees(bench: ModuleType) -> None:
+    tune = module("tune")
+    rows = [
+        {"setting": {}, "delay_h": {"a": 2.0, "b": 2.0}, "owed_s": 90},
+        {"setting": {"n": 1}, "delay_h": {"a": 1.0, "b": 1.0}, "owed_s": 9000},
+        {"setting": {"n": 2}, "delay_h": {"a": 1.0, "b": 3.0}, "owed_s": 150},
+    ]
+    assert tune.best_of(rows) == ({"n": 2}, pytest.approx(0.866, abs=1e-3))
+    del rows[1]["owed_s"]
+    assert tune.best_of(rows) == ({"n": 1}, 0.5)
+
+
+def test_a_kept_run_is_used_until_its_jobs_or_its_policy_change(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, table, peers = module("kept"), module("table"), module("peers")
+    jobs = generated.research(12, 8.0, seed=1)
+    setup = SimulationSetup(traces.grid_nodes(16, 8))
+    made: list[str] = []
+
+    def run(name: str, jobs: list[TraceJob], **constants: float) -> float:
+        def simulated(*arguments: object) -> object:
+            made.append(name)
+            return simulate(*arguments)
+
+        monkeypatch.setattr(table, "simulate", simulated)
+        runs = kept.KeptRuns(tmp_path / "x.0.jsonl")
+        one = table.Bench("x", 0, tmp_path, runs)
+        make = partial(POLICIES[name], **constants)
+        return float(one.run(name, jobs, setup, make).row.delay_h)
+
+    for name in ("las", "phalanx"):
+        assert run(name, jobs) == pytest.approx(run(name, jobs), abs=1e-6)
+    assert made == ["las", "phalanx"]
+    run("las", jobs, min_run_s=7.0)
+    run("las", jobs[:-1], min_run_s=7.0)
+    assert made == ["las", "phalanx", "las", "las"]
+    monkeypatch.setattr(kept, "planner_digest", lambda: "another planner")
+    run("las", jobs[:-1], min_run_s=7.0)
+    assert len(made) == 4
+    run("phalanx", jobs)
+    assert made[4:] == ["phalanx"]
+    assert peers.tuned("kai-like", has_tenants=True)().name == "kai-like"
+
+
+def test_comments_and_docstrings_do_not_change_a_digest(bench: ModuleType) -> None:
+    meaning = module("kept").meaning
+    plain = meaning('def f(a):\n    """One."""\n    return a + 1\n')
+    assert plain == meaning("# note\ndef f(a):\n    return (a + 1)  # more\n")
+    assert plain != meaning("def f(a):\n    return a + 2\n")
+
+
+def test_a_bar_is_met_only_if_every_goal_of_it_is(bench: ModuleType) -> None:
+    bars, table = module("bars"), module("table").Table()
+    table.at_most("judging: a", "p99 <= 1.0 x that peer", 0.5, 1.0)
+    table.at_most("judging: b", "p99 <= 1.0 x that peer", 1.5, 1.0)
+    table.at_most("judging: b", "evictions <= 2 a job", 1.0, 2.0, "")
+    lines = bars.lines(table).splitlines()
+    assert "| judging sets: p99 <= 1.0 x that peer | 1 of 2; worst 1.50 x (b) | **no** |" in lines
+    assert "| judging sets: evictions <= 2 a job | 1.00 | yes |" in lines
+    assert "| T9: pass p99 <= 10 ms | not run | |" in lines
+    assert len(lines) == len(bars.BARS) + 2
 
 
 def test_an_interval_holds_the_ratio_and_is_a_point_where_all_days_are_alike(

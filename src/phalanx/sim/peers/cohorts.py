@@ -11,6 +11,7 @@ fit); without projects there is one queue that owns everything.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, RunningJob
@@ -47,10 +48,11 @@ class Quotas:
         """Return whether the queue would stay within its quota."""
         return self.used(job.project) + job.num_slots <= self.owned(job.project)
 
-    def is_allowed(self, job: QueuedJob) -> bool:
-        """Return whether the queue would stay within its limit."""
-        most = self._most.get(job.project)
-        return most is None or self.used(job.project) + job.num_slots <= most
+    def is_allowed(self, job: QueuedJob, borrow_part: float = math.inf) -> bool:
+        """Return whether the queue would stay within its limit, and borrow that part at most."""
+        after = self.used(job.project) + job.num_slots
+        owned, most = self.owned(job.project), self._most.get(job.project)
+        return (most is None or after <= most) and after - owned <= borrow_part * max(owned, 1)
 
     def is_over(self, held: RunningJob) -> bool:
         """Return whether its queue uses more than its quota."""
@@ -87,17 +89,27 @@ class CohortQueues:
     """Heads of queues compete until none of them can start; then blocked heads may evict.
 
     `strict`: a queue starts nothing behind a blocked head. `min_run_s`: time after a start
-    in which a job is not preempted.
+    in which a job is not preempted. `borrow_part`: what a queue may borrow, as a part of its quota.
+    `most_tries`: searches for victims in a pass.
     """
 
-    def __init__(
-        self, name: str, rank: _Rank, spare: Spare, strict: bool = False, min_run_s: float = 0.0
+    def __init__(  # noqa: PLR0913
+        self,
+        name: str,
+        rank: _Rank,
+        spare: Spare,
+        strict: bool = False,
+        min_run_s: float = 0.0,
+        borrow_part: float = math.inf,
+        most_tries: int = _MOST_TRIES,
     ) -> None:
         self.name = name
         self._rank = rank
         self._spare = spare
         self._strict = strict
         self._min_run_s = min_run_s
+        self._borrow_part = borrow_part
+        self._most_tries = most_tries
 
     def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Admit, then take back what was lent, then preempt inside the queues."""
@@ -123,14 +135,15 @@ class CohortQueues:
                 continue
             queues[name].pop()
             num_blocked = len(blocked)
-            if quotas.is_allowed(job) and job.shape not in failed:
+            is_allowed = quotas.is_allowed(job, self._borrow_part)
+            if is_allowed and job.shape not in failed:
                 allocations = best_fit(state.cluster, job)
                 if allocations is None:
                     failed.add(job.shape)
                     blocked.append(job)
                 else:
                     state.start(job, allocations)
-            elif quotas.is_allowed(job):
+            elif is_allowed:
                 blocked.append(job)
             if queues[name] and not (self._strict and len(blocked) > num_blocked):
                 heapq.heappush(heads, (self._rank(quotas, queues[name][-1]), name))
@@ -156,7 +169,7 @@ class CohortQueues:
             tries += 1
             if not evict_for(state, job, victims, self._spare):
                 hopeless.add((group, job.shape))
-            if tries >= _MOST_TRIES:
+            if tries >= self._most_tries:
                 return
 
 
@@ -225,7 +238,7 @@ class KaiQueues(CohortQueues):
             if free < job.num_slots or job.num_slots == 1 or job.shape in hopeless:
                 continue
             tries += 1
-            if tries > _MOST_TRIES:
+            if tries > self._most_tries:
                 break
             if evict_for(state, job, self._movable(state, job), placed_again):
                 served.add(job.num)
@@ -249,14 +262,21 @@ class KaiQueues(CohortQueues):
         return sorted(found, key=lambda held: (held.num_slots, -(held.started_at or 0), held.job))
 
 
-def kueue_like(strict: bool = False, fair: bool = False, min_run_s: float = 0.0) -> CohortQueues:
+def kueue_like(
+    strict: bool = False,
+    fair: bool = False,
+    min_run_s: float = 0.0,
+    borrow_part: float = math.inf,
+    most_tries: int = _MOST_TRIES,
+) -> CohortQueues:
     """Kueue: a cohort with borrowing, and reclaim from any borrower.
 
     `strict`: `StrictFIFO` instead of `BestEffortFIFO`. `fair`: fair sharing between the queues that
-    borrow.
+    borrow. `borrow_part`: `borrowingLimit` as a part of the quota.
     """
     rank = fair_rank if fair else kueue_rank
-    return CohortQueues("kueue-like", rank, filled_back, strict, min_run_s)
+    spare = filled_back
+    return CohortQueues("kueue-like", rank, spare, strict, min_run_s, borrow_part, most_tries)
 
 
 def kai_like(
