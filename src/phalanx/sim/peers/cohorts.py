@@ -93,7 +93,7 @@ class CohortQueues:
     `most_tries`: searches for victims in a pass.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         name: str,
         rank: _Rank,
