@@ -66,6 +66,9 @@ class FloatParameter:
         number = min(max(float(value or 0.0), self.low), self.high)
         if self.low == self.high:
             return 0.5
+        if self.step is not None:
+            levels = self.num_levels or 1
+            return (min(round((number - self.low) / self.step), levels - 1) + 0.5) / levels
         if self.log:
             return math.log(number / self.low) / math.log(self.high / self.low)
         return (number - self.low) / (self.high - self.low)
