@@ -12,7 +12,7 @@ from phalanx.core.search.sampling import SampleRequest, Suggestion
 from phalanx.core.search.space import cell_of
 from phalanx.search.encoding import Array, SpaceEncoding
 from phalanx.search.gaussian_process import GaussianProcess
-from phalanx.search.history import History, history
+from phalanx.search.history import TrialHistory, history
 
 DEFAULT_KAPPA = 2.0
 DEFAULT_INIT_POINTS = 10
@@ -52,7 +52,7 @@ VERSION = "gp-1"
 
 
 def _best(
-    request: SampleRequest, known: History, encoding: SpaceEncoding, rng: np.random.Generator
+    request: SampleRequest, known: TrialHistory, encoding: SpaceEncoding, rng: np.random.Generator
 ) -> dict[str, Value] | None:
     finished = encoding.points(known.finished)
     scores = np.array(known.scores)

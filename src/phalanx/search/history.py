@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class TrialHistory:
     """Params and scores that a model learns from; a lower score is better, about half are below 0."""
 
     finished: tuple[dict[str, Value], ...]
@@ -34,7 +34,7 @@ class History:
     foreign_scores: tuple[float, ...] = ()
 
 
-def history(request: SampleRequest, limit: int = MAX_OBSERVATIONS) -> History:
+def history(request: SampleRequest, limit: int = MAX_OBSERVATIONS) -> TrialHistory:
     """The trials of a request as a model gets them, in the order of their numbers.
 
     Values become normal scores by rank, so that outliers and scale do no harm. A trial that ended
@@ -45,7 +45,7 @@ def history(request: SampleRequest, limit: int = MAX_OBSERVATIONS) -> History:
     if not any(one.is_finite for one in ended):
         ended = []
     foreign = _foreign(request, len(ended) + _FOREIGN)
-    return History(
+    return TrialHistory(
         finished=tuple(one.params for one in ended),
         scores=normal_scores([_value(one) for one in ended]),
         running=tuple(one.params for one in trials if one.is_running),
