@@ -137,7 +137,7 @@ def _move_scores(index: StudyIndex, policy: StudyPolicy, old: Trial | None, new:
 
 def _entry(policy: StudyPolicy, trial: Trial) -> tuple[float, int] | None:
     """The (score, number) of a trial; None without a score, or if it cannot be the best."""
-    if trial.last is None or trial.status is _S.DIVERGED or trial.status is _S.REJECTED:
+    if trial.last is None or trial.status in (_S.DIVERGED, _S.FAILED, _S.REJECTED):
         return None
     return policy.objective.oriented(trial.last.score), trial.number
 

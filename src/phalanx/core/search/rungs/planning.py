@@ -41,8 +41,8 @@ def plan(draft: StudyDraft) -> None:
 
 
 def _fill(draft: StudyDraft) -> None:
+    _go_on_interrupted(draft)
     if not draft.facts.finals:
-        _go_on_interrupted(draft)
         _decide_at_rungs(draft)
     blocked = _start(draft)
     _ask(draft)
@@ -181,18 +181,24 @@ def _conclude(draft: StudyDraft, state: StudyState, reason: SearchReason) -> Non
     if wanted and final is not None and best is not None and state is StudyState.SUCCEEDED:
         _retrain(draft, best, final.seeds, reason)
         return
-    ended = SearchReason(SearchCode.NOT_PROMOTED, "the study has ended")
+    _stop_paused(draft)
+    draft.note(state=state, reason=reason, ending=None, ended_at=draft.now)
+    draft.command(FinishStudy(state))
+
+
+def _stop_paused(draft: StudyDraft) -> None:
+    """End the trials that were not promoted: the search is over."""
+    ended = SearchReason(SearchCode.NOT_PROMOTED, "the search has ended")
     for trial in list(draft.trials):
         if not trial.is_over:
             if trial.status is _S.PAUSED:
                 draft.command(StopTrial(trial.number, ended))
             draft.finish_trial(trial, _S.STOPPED, ended)
-    draft.note(state=state, reason=reason, ending=None, ended_at=draft.now)
-    draft.command(FinishStudy(state))
 
 
 def _retrain(draft: StudyDraft, best: Trial, seeds: int, verdict: SearchReason) -> None:
     """Begin the last trials: the best params, trained to the end with several seeds."""
+    _stop_paused(draft)
     said = f"the params of trial {best.number}, {seeds} times"
     draft.note(
         state=StudyState.RUNNING,
@@ -210,3 +216,6 @@ def _retrain(draft: StudyDraft, best: Trial, seeds: int, verdict: SearchReason) 
         trial = draft.add(replace(trial, bracket=0, first_rung=top, rung=top, until=until))
         take_params(draft, trial, best.params)
     _start(draft)
+    if not draft.index.placed:
+        # The budget has no room for a single one.
+        _conclude(draft, StudyState.SUCCEEDED, verdict)
