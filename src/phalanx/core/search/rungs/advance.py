@@ -60,7 +60,7 @@ def raise_target(draft: StudyDraft, trial: Trial, why: str) -> Trial:
     )
     if trial.last is not None and trial.last.unit >= following:
         return draft.change(trial, results=(*trial.results, trial.last))
-    amount = estimate_s(draft, trial)
+    amount = estimate_s(draft, trial, following)
     if trial.status is _S.PAUSED:
         resources = draft.policy.resources_at(following)
         if resized and resources is not None:
@@ -73,12 +73,28 @@ def raise_target(draft: StudyDraft, trial: Trial, why: str) -> Trial:
     return draft.change(trial, reserved_s=trial.reserved_s + amount)
 
 
-def estimate_s(draft: StudyDraft, trial: Trial) -> float:
-    """Slot-seconds that a trial will need up to its `until`, from what trials have used so far."""
+def may_go_on(draft: StudyDraft, trial: Trial) -> bool:
+    """Whether the budget has room for a trial's way to its next rung."""
+    return affordable(draft, estimate_s(draft, trial, draft.policy.levels[trial.rung + 1]))
+
+
+def stop_for_budget(draft: StudyDraft, trial: Trial) -> None:
+    """End a trial that the budget has no room for; a paused one waits for the end of the study."""
+    if trial.status is _S.PAUSED:
+        return
+    spent = SearchCode.SLOT_HOURS_SPENT
+    if draft.policy.budget.slot_hours is None:
+        spent = SearchCode.MONEY_SPENT
+    said = "no room for the way to the next rung"
+    draft.stop_trial(trial, _S.STOPPED, SearchReason(spent, said))
+
+
+def estimate_s(draft: StudyDraft, trial: Trial, until: int | None) -> float:
+    """Slot-seconds that a trial will need up to a unit, from what trials have used so far."""
     index = draft.index
-    if trial.until is not None and index.units:
+    if until is not None and index.units:
         done = 0 if trial.last is None else trial.last.unit
-        return max(trial.until - done, 0) * index.used_us / index.units / US
+        return max(until - done, 0) * index.used_us / index.units / US
     return index.used_us / index.settled / US if index.settled else 0.0
 
 

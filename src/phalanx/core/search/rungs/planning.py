@@ -68,7 +68,7 @@ def _go_on_interrupted(draft: StudyDraft) -> None:
         trial = draft.trials[number]
         if draft.free <= 0:
             return
-        amount = estimate_s(draft, trial)
+        amount = estimate_s(draft, trial, trial.until)
         if affordable(draft, amount):
             draft.change(draft.resume(trial, _WAITING), reserved_s=amount)
 
@@ -102,7 +102,7 @@ def _start(draft: StudyDraft) -> bool:
         if draft.free <= 0:
             return False
         trial = draft.trials[number]
-        amount = estimate_s(draft, trial)
+        amount = estimate_s(draft, trial, trial.until)
         if not affordable(draft, amount):
             return True
         _submit(draft, trial, amount)
@@ -127,13 +127,18 @@ def _room_for_trials(draft: StudyDraft) -> int:
     return 1_000_000 if limit is None else limit - draft.index.counted
 
 
+def _wanted(draft: StudyDraft) -> int:
+    """Number of trials that have a place now or are wanted ahead, and are not asked for yet."""
+    index = draft.index
+    ready = len(index.asked) + len(index.suggested)
+    return max(draft.free, 0) + draft.policy.ahead - ready
+
+
 def _ask(draft: StudyDraft) -> None:
     """Ask for the params of as many trials as have a place now, and some ahead."""
     if not draft.policy.jobs:
         return
-    index = draft.index
-    wanted = max(draft.free, 0) + draft.policy.ahead - len(index.asked) - len(index.suggested)
-    for _ in range(min(wanted, _room_for_trials(draft))):
+    while _wanted(draft) > 0 and _room_for_trials(draft) > 0:
         trial = draft.add(new_trial(draft))
         if trial.number >= len(draft.policy.start_with):
             draft.command(Ask(trial.number))

@@ -22,7 +22,12 @@ from phalanx.core.search.model import (
     Trial,
     TrialStatus,
 )
-from phalanx.core.search.rungs.advance import complete, raise_target
+from phalanx.core.search.rungs.advance import (
+    complete,
+    may_go_on,
+    raise_target,
+    stop_for_budget,
+)
 from phalanx.core.search.rungs.new_trials import new_trial, take_params
 from phalanx.core.search.space import ConstantParameter, Parameter, Params
 
@@ -52,6 +57,9 @@ def arrive(draft: StudyDraft, trial: Trial) -> None:
 
 def go_on(draft: StudyDraft, trial: Trial) -> None:
     """Let a member train to the next interval."""
+    if not may_go_on(draft, trial):
+        stop_for_budget(draft, trial)
+        return
     trial = raise_target(draft, trial, "not among the worst of the population")
     if trial.at_rung:
         arrive(draft, trial)

@@ -18,10 +18,9 @@ from phalanx.core.search.model import (
     TrialStatus,
 )
 from phalanx.core.search.rungs.advance import (
-    affordable,
     complete,
-    estimate_s,
     hold_us,
+    may_go_on,
     needs_resize,
     raise_target,
 )
@@ -73,7 +72,7 @@ def _promote_one(draft: StudyDraft, trial: Trial) -> int:
         return 0
     if trial.status is _S.PAUSED and draft.free <= 0:
         return 1
-    if not affordable(draft, estimate_s(draft, trial)):
+    if not may_go_on(draft, trial):
         return 0
     go_on(draft, trial, "among the best of its rung")
     return 0
@@ -126,7 +125,7 @@ def lead_to_end(draft: StudyDraft) -> bool:
         if first is None or key[1] >= len(draft.policy.levels) - 1:
             continue
         trial = draft.trials[first[1]]
-        if not affordable(draft, estimate_s(draft, trial)):
+        if not may_go_on(draft, trial):
             return False
         go_on(draft, trial, "the best of the study is trained to the end")
         return True

@@ -10,7 +10,13 @@ from phalanx.core.search.model import (
     Trial,
     TrialStatus,
 )
-from phalanx.core.search.rungs.advance import complete, hold_us, raise_target
+from phalanx.core.search.rungs.advance import (
+    complete,
+    hold_us,
+    may_go_on,
+    raise_target,
+    stop_for_budget,
+)
 
 _S = TrialStatus
 
@@ -47,6 +53,9 @@ def arrive(draft: StudyDraft, trial: Trial) -> None:
 
 def go_on(draft: StudyDraft, trial: Trial, why: str) -> None:
     """Let a trial train to the next rung."""
+    if not may_go_on(draft, trial):
+        stop_for_budget(draft, trial)
+        return
     trial = raise_target(draft, trial, why)
     if trial.at_rung:
         arrive(draft, trial)
