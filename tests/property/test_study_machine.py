@@ -355,3 +355,47 @@ def test_the_table_has_a_cell_for_every_event_and_state() -> None:
     assert sorted(states) == sorted(set(states)) and set(states) >= STUDY_OVER
     assert {row[0] for row in machine.ROWS} == set(e.STUDY_EVENT_TYPES)
     assert len(machine.TRANSITIONS) == len(states) * len(e.STUDY_EVENT_TYPES)
+
+
+GUARDS = {
+    "places": "phalanx.core.search.draft.StudyDraft.free",
+    "duplicates": "phalanx.core.search.handlers.suggestions.known_params",
+    "trials": "phalanx.core.search.rungs.planning._room_for_trials",
+    "promotion": "phalanx.core.search.rungs.promotion.promotable",
+    "what is over": "phalanx.core.search.model.Trial.is_over",
+}
+OFF = {
+    "places": property(lambda draft: 3),
+    "duplicates": lambda draft, params: None,
+    "trials": lambda draft: 0 if draft.facts.finals else 5,
+    "promotion": lambda rung, eta: [number for _, number in rung.candidates],
+    "what is over": property(lambda trial: False),
+}
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_without_a_guard_an_invariant_is_broken(
+    guard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GUARDS[guard], OFF[guard])
+    cells = Space({"x": ChoiceParameter((0.0, 0.5)), "kind": ChoiceParameter(("a", "b"))})
+    policy = StudyPolicy(
+        cells if guard == "duplicates" else SPACE,
+        method="random",
+        max_trials=6,
+        parallel=2,
+        rungs=RungPolicy(max=4, eta=2),
+    )
+    with pytest.raises(AssertionError):
+        many_steps(policy, repeats=guard == "duplicates")
+
+
+def many_steps(policy: StudyPolicy, *, repeats: bool) -> None:
+    same = {"x": 0.5, "kind": "a"}
+    for seed in range(20):
+        world = begin(policy, seed)
+        for step in range(400):
+            asked = world.study.index.asked.first()
+            if repeats and step % 9 == 0 and asked is not None:
+                world.tell(e.Suggested(asked, same, Origin("random")))
+            world.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 
 from phalanx.core.search.expressions import Value
 from phalanx.core.search.sampling import Observation
@@ -546,8 +547,8 @@ class StudyIndex:
     def copy(self) -> StudyIndex:
         """A copy with attributes that can be set."""
         made = StudyIndex.__new__(StudyIndex)
-        for name in StudyIndex.__slots__:
-            setattr(made, name, getattr(self, name))
+        for name, value in zip(StudyIndex.__slots__, _INDEX_VALUES(self), strict=True):
+            setattr(made, name, value)
         made.rungs = dict(self.rungs)
         return made
 
@@ -557,6 +558,9 @@ class StudyIndex:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+_INDEX_VALUES = attrgetter(*StudyIndex.__slots__)
 
 
 @dataclass(frozen=True, slots=True)
