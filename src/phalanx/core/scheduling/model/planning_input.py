@@ -165,9 +165,9 @@ class PlannerConfig:
     """
 
     #: Factor by which a job must be more urgent than a victim of equal priority (infinite: never).
-    hysteresis: float = 1.5
+    hysteresis: float = 2.5
     guess_margin: float = 100.0  # adds this / (1 + job ends seen) to the factor of uncertain jobs
-    min_run_s: float = 1200.0  # a job is not preempted by peers this soon after its start
+    min_run_s: float = 2400.0  # a job is not preempted by peers this soon after its start
     #: A longer total wait puts a job first within its priority and reserves nodes for it.
     guard_after_s: float = 7 * 86_400.0
     guard_quantum_s: float = 6 * 3600.0  # a job so started is not preempted by peers for this long

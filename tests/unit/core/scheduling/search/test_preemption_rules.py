@@ -81,18 +81,18 @@ class TestOneProject:
             ({"protected_until": NOW}, True),
             ({"protected_until": NOW + 1}, False),
             ({"protected_until": NOW + 1, "priority": 40}, False),
-            ({"started_at": NOW - 1200 * US}, True),
-            ({"started_at": NOW - 1199 * US}, False),
-            ({"started_at": NOW - 1199 * US, "priority": 40}, True),
+            ({"started_at": NOW - 2400 * US}, True),
+            ({"started_at": NOW - 2399 * US}, False),
+            ({"started_at": NOW - 2399 * US, "priority": 40}, True),
             ({"started_at": None}, False),
             ({"save_s": None}, False),
             ({"save_s": None, "priority": 40}, True),
             ({"save_s": None, "saved_at": NOW}, True),
             ({"save_s": None, "saved_at": NOW - 10_000}, True),  # a hundredth of a slot-second
             ({"save_s": None, "saved_at": NOW - 10_001}, False),
-            ({"remaining_s": 1.5}, False),
-            ({"remaining_s": 1.6}, True),
-            ({"remaining_s": 1.5, "priority": 40}, True),
+            ({"remaining_s": 2.5}, False),
+            ({"remaining_s": 2.6}, True),
+            ({"remaining_s": 2.5, "priority": 40}, True),
         ],
     )
     def test_a_running_job_is_a_candidate_or_not(self, facts: dict[str, object], may: bool) -> None:
@@ -123,17 +123,17 @@ class TestOneProject:
             assert candidate_set(search, gang()).prices == {}
 
     def test_a_gang_of_uncertain_urgency_must_outweigh_by_far(self) -> None:
-        urgent, uncertain = gang(0.16), gang(0.16, remaining_s=None)
-        least = replace(uncertain, urgency=0.1516)  # a thousandth × 1.5 × (1 + 100)
+        urgent, uncertain = gang(0.26), gang(0.26, remaining_s=None)
+        least = replace(uncertain, urgency=0.2526)  # a thousandth × 2.5 × (1 + 100)
         assert candidate_set(search_of(peer()), urgent).prices
         assert candidate_set(search_of(peer()), least).prices
-        assert not candidate_set(search_of(peer()), replace(least, urgency=0.1514)).prices
-        limited = replace(least, urgency=0.002, job=replace(least.job, max_duration_s=9.0))
+        assert not candidate_set(search_of(peer()), replace(least, urgency=0.2524)).prices
+        limited = replace(least, urgency=0.0026, job=replace(least.job, max_duration_s=9.0))
         assert candidate_set(search_of(peer()), limited).prices
         history = History()
         for _ in range(99):
             history.observe(KindKey("", "", 0), 60.0)
-        known = replace(least, urgency=0.0031)  # × (1 + 100 / 100) only
+        known = replace(least, urgency=0.0051)  # × (1 + 100 / 100) only
         assert candidate_set(search_of(peer(), history=history), known).prices
 
     @pytest.mark.parametrize(("days", "may"), [(0.0, True), (3.5, True), (3.51, False)])

@@ -343,7 +343,9 @@ class TestMoves:
 
 
 class TestLargeJobs:
-    CONFIG = PlannerConfig(large_job_slots=4, large_job_fraction=0.25)
+    CONFIG = PlannerConfig(
+        hysteresis=1.5, min_run_s=1200.0, large_job_slots=4, large_job_fraction=0.25
+    )
 
     def search(self, *waiting: QueuedJob, **facts: object) -> VictimSearch:
         """Job 8 holds eight slots of 32, job 9 twelve; stopping the first puts off 8 × 1290 slot-s."""
