@@ -20,6 +20,7 @@ from phalanx.schemas.api.jobs import JobView, SubmitRequest
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.wire import supervision as wire
 from phalanx.sdk import PhalanxClient
+from phalanx.search import SamplerWorker
 from phalanx.server.app import build_context, create_app
 from phalanx.server.context import Context
 from phalanx.server.settings import Settings
@@ -217,6 +218,7 @@ def open_rig(
     executor: FakeExecutor | None = None,
     clock: ManualClock | None = None,
     settings: Settings | None = None,
+    sampler: SamplerWorker | None = None,
 ) -> Iterator[Rig]:
     home = HomeLayout(root)
     clock = clock or ManualClock()
@@ -230,6 +232,7 @@ def open_rig(
         token=TOKEN,
         settings=settings or Settings(),
         clock=clock,
+        sampler=sampler,
     )
     try:
         with (
@@ -239,3 +242,5 @@ def open_rig(
             yield Rig(context, executor, clock, client, transport)
     finally:
         store.close()
+        if sampler is None:
+            context.platform.sampler.close()

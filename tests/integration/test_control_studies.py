@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from phalanx.errors import PlatformError
 from phalanx.kit.clock import ManualClock
 from phalanx.schemas.api.studies import StudyView, SubmitStudyRequest, TrialView
 from phalanx.schemas.wire import supervision as wire
+from phalanx.search import SamplerWorker
 from phalanx.services.queries import studies as views
 from phalanx.services.studies import requests
 from phalanx.services.studies.step import studies_step
@@ -148,17 +150,27 @@ def test_a_grid_is_searched_to_its_end(bench: Bench) -> None:
     bench.check_log(num)
 
 
-def test_a_crash_between_any_two_commits_loses_and_doubles_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def sampler() -> Iterator[SamplerWorker]:
+    with contextlib.closing(SamplerWorker()) as made:
+        yield made
+
+
+@pytest.mark.parametrize("search", [RANDOM, {"method": "bayesian", "seed": 7, "init_points": 4}])
+def test_a_crash_between_any_two_commits_loses_and_doubles_nothing(
+    tmp_path: Path, sampler: SamplerWorker, search: dict[str, Any]
+) -> None:
     """At random commits the process is gone; another one goes on, with the same suggestions."""
     undisturbed: dict[int, dict[str, Any]] = {}
-    for seed in range(4):
+    for seed in range(4 if search is RANDOM else 2):
         executor, clock = FakeExecutor(), ManualClock()
+        options: dict[str, Any] = {"executor": executor, "clock": clock, "sampler": sampler}
         dice, crashes, num = random.Random(seed), 0, 0
-        with open_rig(tmp_path / str(seed), executor=executor, clock=clock) as rig:
+        with open_rig(tmp_path / str(seed), **options) as rig:
             bench = Bench(rig, loss)
-            num = bench.submit(search=RANDOM, space=LINE, trials={"max": 12, "parallel": 3})
+            num = bench.submit(search=search, space=LINE, trials={"max": 12, "parallel": 3})
         for _ in range(400):
-            with open_rig(tmp_path / str(seed), executor=executor, clock=clock) as rig:
+            with open_rig(tmp_path / str(seed), **options) as rig:
                 bench = Bench(rig, loss)
                 if bench.view(num).is_terminal:
                     break
@@ -168,10 +180,11 @@ def test_a_crash_between_any_two_commits_loses_and_doubles_nothing(tmp_path: Pat
                     bench.go(num)
                 except Crash:
                     crashes += 1
-        with open_rig(tmp_path / str(seed), executor=executor, clock=clock) as rig:
+        with open_rig(tmp_path / str(seed), **options) as rig:
             bench = Bench(rig, loss)
             view, trials = bench.view(num), bench.trials(num)
             assert (view.state, len(trials)) == ("succeeded", 12)
+            assert {one.origin.sampler for one in trials} == {"random", search["method"]}
             found = {one.number: one.params for one in trials}
             jobs = [one.job for one in trials]
             listed = rig.client.jobs(limit=100).jobs
@@ -268,8 +281,9 @@ def test_a_trial_that_a_user_cancels_ends_and_the_study_goes_on(bench: Bench) ->
 
 
 def test_what_a_study_cannot_do_is_refused_at_once(bench: Bench) -> None:
-    with pytest.raises(PlatformError, match=r"search\.method"):
-        bench.submit(search={"method": "tpe"}, trials={"max": 3, "parallel": 1})
+    search = {"method": "tpe", "warm_start": ["s-1"]}
+    with pytest.raises(PlatformError, match=r"search\.warm_start"):
+        bench.submit(search=search, trials={"max": 3, "parallel": 1})
     with pytest.raises(PlatformError, match=r"job\.resources"):
         bench.submit(job={"run": "x", "resources": {"nodes": 99, "slots_per_node": 1}})
 

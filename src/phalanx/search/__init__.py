@@ -4,8 +4,7 @@
 equal answers, in any process, so that nothing has to be restored after a crash. The methods are those
 of `core.search.draw` (random, grid, quasi-random), `tpe` (Optuna), `bayesian` (a Gaussian process of our
 own in numpy), `auto`, which chooses between them, and functions of plugins. `history` selects what a
-model learns from; `population` changes params for population-based training; `importance` tells which
-parameters mattered.
+model learns from.
 
 A control plane asks through `worker.SamplerWorker`: models run in a child process
 (`python -m phalanx.search`), never in the event loop of the API.

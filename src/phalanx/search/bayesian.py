@@ -12,7 +12,7 @@ from phalanx.core.search.sampling import SampleRequest, Suggestion
 from phalanx.core.search.space import cell_of
 from phalanx.search.encoding import Array, SpaceEncoding
 from phalanx.search.gaussian_process import GaussianProcess
-from phalanx.search.history import TrialHistory, history
+from phalanx.search.history import TrialHistory, history, number_option
 
 DEFAULT_KAPPA = 2.0
 DEFAULT_INIT_POINTS = 10
@@ -33,8 +33,8 @@ def suggest_bayesian(request: SampleRequest) -> Suggestion:
     (random trials before the model, 10). Srinivas and others 2010; running trials as in `assume`.
     """
     known = history(request, MOST_TRIALS)
-    init_points = int(float(request.options.get("init_points") or DEFAULT_INIT_POINTS))
-    if len(known.finished) < init_points and not known.foreign:
+    init_points = int(number_option(request, "init_points", DEFAULT_INIT_POINTS))
+    if len(known.finished) < max(init_points, 2) and not known.foreign:
         params = random_params(request.space, request.seed, request.trial)
         return Suggestion(params or {}, "random", reason=f"{len(known.finished)} results so far")
     encoding = SpaceEncoding(request.space)
@@ -64,7 +64,7 @@ def _best(
         encoding.owners,
     )
     model.assume(encoding.features(encoding.points(known.running)))
-    kappa = float(request.options.get("kappa") or DEFAULT_KAPPA)
+    kappa = number_option(request, "kappa", DEFAULT_KAPPA)
     incumbent = float(model.predict(encoding.features(data))[0].min())
     by_gain = request.options.get("acquisition") == "ei"
 

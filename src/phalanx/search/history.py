@@ -54,6 +54,12 @@ def history(request: SampleRequest, limit: int = MAX_OBSERVATIONS) -> TrialHisto
     )
 
 
+def number_option(request: SampleRequest, name: str, default: float) -> float:
+    """An option of the method, or its default."""
+    given = request.options.get(name)
+    return default if given is None else float(given)
+
+
 def one_per_trial(request: SampleRequest) -> list[Observation]:
     """Of each trial the observation at the unit that the study is compared at.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Final
 
-from phalanx.core.search.draw import MAX_GRID, grid_params, qmc_params, random_params
+from phalanx.core.search.draw import MAX_GRID, Cell, grid_params, qmc_params, random_params
 from phalanx.core.search.expressions import Value
 from phalanx.core.search.sampling import Exhausted, SampleRequest, Suggestion
 from phalanx.core.search.space import Params, Space, cell_of
@@ -29,7 +29,7 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "random": frozenset(),
     "grid": frozenset(),
     "qmc": frozenset(),
-    "tpe": frozenset(),
+    "tpe": frozenset({"init_points"}),
     "bayesian": frozenset({"acquisition", "kappa", "init_points"}),
     "auto": frozenset({"acquisition", "kappa", "init_points"}),
 }
@@ -38,17 +38,21 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"tpe": ("optuna",), "bayesian": 
 Proposer = Callable[[SampleRequest], Suggestion | None]
 
 
-def suggest(request: SampleRequest, propose: Proposer | None = None) -> Suggestion | Exhausted:
+def suggest(
+    request: SampleRequest, propose: Proposer | None = None, seen: Set[Cell] | None = None
+) -> Suggestion | Exhausted:
     """The params of the trial that is asked for; equal requests get equal suggestions.
 
     A suggestion that was tried before is drawn again, at most 8 times with another seed; then follows
     a random one that was not tried. `propose` makes one draw; a `SamplerWorker` gives its own, which
-    asks the child process. Raises NotSupported if the method is unknown or not installed.
+    asks the child process. `seen` are the cells that count as tried; None: those of the observations,
+    which may be a selection. Raises NotSupported if the method is unknown or not installed.
     """
     method = chosen_method(request)
+    seen = request.known_cells() if seen is None else seen
     if method == "grid":
-        return _unseen_cell(request, "grid", "")
-    if first := _first_of_others(request):
+        return _unseen_cell(request, seen, "grid", "")
+    if first := _first_of_others(request, seen):
         return first
     draw = propose if propose and needs_model(method) else propose_here
     reason = ""
@@ -58,11 +62,11 @@ def suggest(request: SampleRequest, propose: Proposer | None = None) -> Suggesti
             return Exhausted("no params were found that keep the constraints")
         if faults := request.space.violations(made.params):
             reason = f"{method} suggested params outside of the space: {faults[0]}"
-        elif is_new(request, made.params):
+        elif _is_new(request, seen, made.params):
             return replace(made, sub=sub)
         else:
             reason = f"{method} suggested only params that were tried before"
-    return _unseen(request, reason)
+    return unseen(request, seen, reason)
 
 
 def propose_here(request: SampleRequest) -> Suggestion | None:
@@ -95,7 +99,10 @@ def chosen_method(request: SampleRequest) -> str:
         return "tpe"
     if method == "auto":
         ended = {one.number for one in request.observations if one.is_finite}
-        if not _has("numpy") or (len(ended) < _AUTO_INIT and not request.prior):
+        init_points = request.options.get("init_points", _AUTO_INIT)
+        if not _has("numpy") or (
+            len(ended) < max(float(init_points or 0), 2) and not request.prior
+        ):
             return "random"
         space = request.space
         few = len(space.searched) <= _AUTO_PARAMETERS and not space.is_conditional
@@ -143,37 +150,29 @@ def needs_model(method: str) -> bool:
     return method not in ("random", "grid", "qmc")
 
 
-def is_new(request: SampleRequest, params: Params) -> bool:
-    """Whether params may be suggested: they were not tried before, or the study allows that."""
-    if request.duplicates == "allow":
-        return True
-    cell = cell_of(params)
-    return not any(
-        one.params == params and cell_of(one.params) == cell for one in request.observations
-    )
+def _is_new(request: SampleRequest, seen: Set[Cell], params: Params) -> bool:
+    return request.duplicates == "allow" or cell_of(params) not in seen
 
 
-def random_instead(request: SampleRequest, reason: str) -> Suggestion | Exhausted:
-    """A random suggestion in place of a model's, with the reason."""
-    return _unseen(request, reason)
-
-
-def _unseen(request: SampleRequest, reason: str) -> Suggestion | Exhausted:
+def unseen(request: SampleRequest, seen: Set[Cell], reason: str) -> Suggestion | Exhausted:
+    """A random suggestion that was not tried, in place of a model's, with the reason."""
     cells = request.space.num_cells()
     if cells is not None and cells <= MAX_GRID:
-        return _unseen_cell(request, "random", reason)
+        return _unseen_cell(request, seen, "random", reason)
     for sub in range(MAX_REDRAWS + 1, _MAX_RANDOM):
         params = random_params(request.space, request.seed, request.trial, sub)
         if params is None:
             return Exhausted("no params were found that keep the constraints")
-        if is_new(request, params):
+        if _is_new(request, seen, params):
             return Suggestion(params, "random", sub=sub, reason=reason)
     return Exhausted("all params that were found had been tried")
 
 
-def _unseen_cell(request: SampleRequest, sampler: str, reason: str) -> Suggestion | Exhausted:
+def _unseen_cell(
+    request: SampleRequest, seen: Set[Cell], sampler: str, reason: str
+) -> Suggestion | Exhausted:
     try:
-        params = grid_params(request.space, request.seed, request.trial, request.known_cells())
+        params = grid_params(request.space, request.seed, request.trial, seen)
     except ValueError as error:
         raise NotSupported(f"this space has no grid: {error}") from None
     if params is None:
@@ -181,11 +180,11 @@ def _unseen_cell(request: SampleRequest, sampler: str, reason: str) -> Suggestio
     return Suggestion(params, sampler, reason=reason)
 
 
-def _first_of_others(request: SampleRequest) -> Suggestion | None:
+def _first_of_others(request: SampleRequest, seen: Set[Cell]) -> Suggestion | None:
     """One of the three best trials of the other studies, if it was not tried here."""
     ended = [one for study in request.prior for one in study if one.is_finite]
     for one in sorted(ended, key=lambda one: (one.value or 0.0, one.number))[:3]:
-        if not request.space.violations(one.params) and is_new(request, one.params):
+        if not request.space.violations(one.params) and _is_new(request, seen, one.params):
             return Suggestion(dict(one.params), "warm_start", reason="best of another study")
     return None
 
@@ -197,8 +196,8 @@ def _seed(seed: int, sub: int) -> int:
 def _option_fault(name: str, value: Value) -> str:
     if name == "acquisition":
         return "" if value in ("ucb", "ei") else "must be `ucb` or `ei`"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1000:
-        return "must be a number above 0 and at most 1000"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1000:
+        return "must be a number from 0 to 1000"
     if name == "init_points" and value != int(value):
         return "must be an integer"
     return ""

@@ -31,7 +31,7 @@ from phalanx.core.search.space import (
     Parameter,
     Space,
 )
-from phalanx.search.history import history
+from phalanx.search.history import history, number_option
 
 VERSION = f"optuna-{optuna.__version__}"
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -63,7 +63,11 @@ def suggest_tpe(request: SampleRequest) -> Suggestion:
     seed = random.Random(f"{request.seed}/{request.trial}/tpe").getrandbits(32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.TPESampler(seed=seed, group=space.is_conditional)
+        sampler = optuna.samplers.TPESampler(
+            seed=seed,
+            group=space.is_conditional,
+            n_startup_trials=max(int(number_option(request, "init_points", 10)), 1),
+        )
     trials = frozen_trials(request)
     study = optuna.create_study(storage=_GivenTrials(trials), sampler=sampler)
     distributions = distributions_of(space)

@@ -1,8 +1,8 @@
 """The process that runs models, and its client: JSON lines over pipes, one request at a time.
 
 The child (`python -m phalanx.search`) knows nothing but what it is asked. It ends when its standard
-input closes, so it does not outlive its parent. When it dies or takes too long, it is killed, and the
-answer is a random suggestion with the reason; the next request starts another.
+input closes, so it does not outlive its parent. When it dies, another is asked once more. When that dies
+too, or one takes too long, the answer is a random suggestion with the reason.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Set
 from dataclasses import replace
 from typing import Any, Final
 
 from phalanx.core.codec import decode, encode
+from phalanx.core.search.draw import Cell
 from phalanx.core.search.sampling import Exhausted, SampleRequest, Suggestion
 from phalanx.errors import PlatformError
 from phalanx.search.history import one_per_trial, thinned
-from phalanx.search.methods import random_instead, suggest
+from phalanx.search.methods import suggest, unseen
 
 #: Longest line that is sent or read; 1,000 trials with 200 parameters are about 5 MB.
 MAX_BYTES: Final = 32 * 1024 * 1024
 DEFAULT_TIMEOUT_S: Final = 30.0
-_SINGLE_THREAD: Final = {
+# One thread, so that sums are added in one order.
+_ENVIRONMENT: Final = {
     name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 }
 
@@ -38,24 +40,28 @@ class WorkerFailed(PlatformError):
     code = "sampler_worker"
 
 
+class _Died(WorkerFailed):
+    """The sampler process is gone."""
+
+
 class SamplerWorker:
     """Asks a child process for suggestions; usable from several threads, which wait for one another."""
 
-    def __init__(
-        self, environment: Mapping[str, str], command: tuple[str, ...] | None = None
-    ) -> None:
-        """`environment` is the child's; its models use one thread, so that sums are repeatable."""
-        self._environment = {**environment, **_SINGLE_THREAD}
+    def __init__(self, command: tuple[str, ...] | None = None) -> None:
+        """Start nothing yet. The child gets no variables of this process: there are secrets in them."""
         self._command = command or (sys.executable, "-m", "phalanx.search")
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def suggest(
-        self, request: SampleRequest, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        request: SampleRequest,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        seen: Set[Cell] | None = None,
     ) -> Suggestion | Exhausted:
         """The suggestion for a trial; random, with a reason, if the child cannot give one in time.
 
-        Raises NotSupported if the method is unknown or not installed.
+        `seen` as in `methods.suggest`. Raises NotSupported if the method is unknown or not installed.
         """
         deadline = time.monotonic() + timeout_s
 
@@ -64,9 +70,9 @@ class SamplerWorker:
             return self._ask(replace(one, observations=trials), deadline)
 
         try:
-            return suggest(request, ask)
+            return suggest(request, ask, seen)
         except WorkerFailed as error:
-            return random_instead(request, error.message)
+            return unseen(request, request.known_cells() if seen is None else seen, error.message)
 
     @property
     def pid(self) -> int | None:
@@ -85,16 +91,24 @@ class SamplerWorker:
         with self._lock:
             try:
                 answer = self._exchange(line, deadline)
-            except BaseException:
-                self._kill()
-                raise
+            except _Died:
+                # A process killed from outside must change no suggestion: another gives the same.
+                answer = self._exchange(line, deadline)
         if "error" in answer:
             raise WorkerFailed(str(answer["error"])[:500])
         found = answer.get("suggestion")
         return None if found is None else decode(Suggestion, found)
 
     def _exchange(self, line: bytes, deadline: float) -> dict[str, Any]:
-        process = self._started()
+        try:
+            return self._answer(self._started(), line, deadline)
+        except BaseException:
+            self._kill()
+            raise
+
+    def _answer(
+        self, process: subprocess.Popen[bytes], line: bytes, deadline: float
+    ) -> dict[str, Any]:
         assert process.stdin is not None and process.stdout is not None
         into, out = process.stdin.fileno(), process.stdout.fileno()
         os.set_blocking(into, False)
@@ -111,10 +125,10 @@ class SamplerWorker:
                 if ready:
                     read = os.read(out, 65536)
                     if not read:
-                        raise WorkerFailed("the sampler process died")
+                        raise _Died("the sampler process died")
                     answer += read
             except (BrokenPipeError, ConnectionResetError):
-                raise WorkerFailed("the sampler process died") from None
+                raise _Died("the sampler process died") from None
             if len(answer) > MAX_BYTES:
                 raise WorkerFailed("the sampler process answered with too many bytes")
         try:
@@ -133,7 +147,7 @@ class SamplerWorker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=self._environment,
+                env={**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 bufsize=0,
             )
         return self._process

@@ -40,6 +40,7 @@ from phalanx.kit.clock import Clock, SystemClock
 from phalanx.kit.text import shorten
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec.document import MAX_PROBLEMS
+from phalanx.search import SamplerWorker
 from phalanx.server.connections import ConnectionLimits, Connections, quiet_loop
 from phalanx.server.context import AdminToken, Context, Presence
 from phalanx.server.gate import Gate, error_response
@@ -105,6 +106,7 @@ def build_context(  # noqa: PLR0913
     clock: Clock,
     clusters: Clusters | None = None,
     signing_key: bytes | None = None,
+    sampler: SamplerWorker | None = None,
 ) -> Context:
     """A wired control plane that does not run yet; tests drive its steps one by one."""
     context = Context(
@@ -118,6 +120,7 @@ def build_context(  # noqa: PLR0913
             contact_lost_after_s=settings.contact_lost_after_s,
             log_limit=settings.retention.log_bytes_per_job,
             policy=policy_of(settings.scheduler),
+            sampler=sampler or SamplerWorker(),
             clusters=clusters or NoClusters(),
         ),
         clock=clock,
@@ -240,6 +243,7 @@ async def serve(  # noqa: PLR0913
     """
     settings = settings or read_settings()
     store = open_store(settings.database.url or home.database_file)
+    sampler = SamplerWorker()
     try:
         if store.dialect == "sqlite":
             # SQLite has one control plane per home: leases of an earlier process are free.
@@ -255,6 +259,7 @@ async def serve(  # noqa: PLR0913
             clock=open_clock(store, clock or SystemClock()),
             clusters=clusters,
             signing_key=signing_key,
+            sampler=sampler,
         )
         for file in pool_files:
             apply_pools(context.platform, file, context.clock.now(), "up")
@@ -262,6 +267,7 @@ async def serve(  # noqa: PLR0913
         return await _run(context, sockets, on_ready, stop or asyncio.Event())
     finally:
         store.close()
+        sampler.close()  # last, so that no answer of a killed process is stored
 
 
 async def _run(

@@ -14,6 +14,7 @@ from phalanx.executors.protocol import Executor
 from phalanx.schemas.api.pools import ChangeView
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.search import SamplerWorker
 from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.caches.scheduler_cache import SchedulerCache
 from phalanx.services.caches.study_cache import StudyCache
@@ -78,6 +79,7 @@ class Platform:
     policy: PlanningPolicy = PlanningPolicy()  # planning configuration
     scheduler_cache: SchedulerCache = field(default_factory=SchedulerCache, compare=False)  # cache
     studies: StudyCache = field(default_factory=StudyCache, compare=False)  # studies in memory
+    sampler: SamplerWorker = field(default_factory=SamplerWorker, compare=False)  # runs models
     clusters: Clusters = field(default_factory=NoClusters, compare=False)  # connected Ray clusters
 
     def __post_init__(self) -> None:

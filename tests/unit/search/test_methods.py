@@ -60,7 +60,7 @@ def test_what_is_not_installed_is_said(monkeypatch):
             "1000000 combinations; a grid has at most 100000",
         ),
         ("random", {"kappa": 1.0}, LINE, "random has no such option; options: none"),
-        ("bayesian", {"kappa": -1.0}, LINE, "must be a number above 0"),
+        ("bayesian", {"kappa": -1.0}, LINE, "must be a number from 0"),
         ("bayesian", {"acquisition": "pi"}, LINE, "must be `ucb` or `ei`"),
         ("bayesian", {"init_points": 2.5}, LINE, "must be an integer"),
     ],

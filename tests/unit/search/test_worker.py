@@ -21,7 +21,7 @@ REQUEST = SampleRequest(PLAIN, "bayesian", {}, 1, 30, trials(PLAIN, 30, 5))
 
 @pytest.fixture
 def worker():
-    made = SamplerWorker(dict(os.environ))
+    made = SamplerWorker()
     yield made
     made.close()
 
@@ -29,7 +29,7 @@ def worker():
 def program(tmp_path, text):
     path = tmp_path / "child.py"
     path.write_text(text)
-    return SamplerWorker(dict(os.environ), (sys.executable, str(path)))
+    return SamplerWorker((sys.executable, str(path)))
 
 
 def test_a_killed_process_changes_no_suggestion(worker):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from functools import lru_cache
 from typing import Final
 
@@ -57,7 +57,7 @@ def qmc_params(space: Space, seed: int, index: int) -> dict[str, Value] | None:
 
 
 def grid_params(
-    space: Space, seed: int, index: int, seen: frozenset[Cell] | set[Cell] = frozenset()
+    space: Space, seed: int, index: int, seen: Set[Cell] = frozenset()
 ) -> dict[str, Value] | None:
     """The combination number `index` of a grid in shuffled order, or the next one that is not in `seen`.
 

@@ -10,7 +10,6 @@ from phalanx.core.search import draw
 from phalanx.core.search.events import StudySubmitted
 from phalanx.core.search.machine import create
 from phalanx.core.search.model import (
-    HISTORY_FREE,
     EarlyStopPolicy,
     FailurePolicy,
     Objective,
@@ -42,7 +41,13 @@ from phalanx.schemas.spec.study import (
     resolved_study,
     validate_study,
 )
-from phalanx.schemas.spec.study_checks import forecast, sample_params, study_problems
+from phalanx.schemas.spec.study_checks import (
+    POPULATION_METHODS,
+    forecast,
+    sample_params,
+    study_problems,
+)
+from phalanx.search import methods
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.submit import check
 from phalanx.services.platform import Platform
@@ -107,9 +112,10 @@ def _unsupported(spec: StudySpec) -> list[Problem]:
     """What a study may say and this release does not do."""
     found: list[Problem] = []
     later = "this release does not do that yet"
-    if spec.search.method not in HISTORY_FREE:
-        known = ", ".join(HISTORY_FREE)
-        found.append(Problem("search.method", f"{later}; it knows {known}", spec.search.method))
+    if spec.search.method in POPULATION_METHODS:
+        found.append(Problem("search.method", later, spec.search.method))
+    else:
+        found += methods.check(spec.search.method, options_of(spec), space_of(spec))
     if spec.search.warm_start:
         found.append(Problem("search.warm_start", later))
     for name in ("population", "final"):
@@ -125,6 +131,13 @@ def _unsupported(spec: StudySpec) -> list[Problem]:
         said = "all trials would share it; leave it out, or name a parameter in it"
         found.append(Problem("job.checkpoint.directory", said, directory))
     return found
+
+
+def options_of(spec: StudySpec) -> dict[str, Any]:
+    """The options of a study's method, those that were given."""
+    search = spec.search
+    named = {name: getattr(search, name) for name in ("acquisition", "kappa", "init_points")}
+    return {**search.options, **{name: one for name, one in named.items() if one is not None}}
 
 
 def space_of(spec: StudySpec) -> Space:
@@ -175,6 +188,7 @@ def policy_of(spec: StudySpec) -> StudyPolicy:
         space=space,
         objective=Objective(objective.metric, objective.goal, objective.at, objective.target),
         method=spec.search.method,
+        options=options_of(spec),
         seed=spec.search.seed,
         start_with=tuple(dict(params) for params in spec.start_with),
         max_trials=max_trials,

@@ -6,36 +6,49 @@ after a crash. It is computed outside of any transaction; the first one that is 
 
 from __future__ import annotations
 
-from phalanx.core.search import draw
+from dataclasses import replace
+
 from phalanx.core.search import events as e
+from phalanx.core.search.machine import rebuild
 from phalanx.core.search.model import Origin, Study
+from phalanx.core.search.observations import sample_request
+from phalanx.core.search.sampling import Exhausted, Observation
 from phalanx.core.search.space import Params, cell_of
+from phalanx.errors import NotSupported
+from phalanx.search.methods import needs_model
 from phalanx.services.platform import Platform
 from phalanx.services.studies.commit import StudyWork, transact_studies
 from phalanx.store.database import Tx
-from phalanx.store.studies import commands, rows
+from phalanx.store.studies import commands, log, rows
 from phalanx.store.studies.commands import OpenCommand
+from phalanx.store.studies.rows import StoredStudy
 
 _BATCH = 64
+_MOST_EVENTS = 1000
 
 
 def suggestions_step(platform: Platform, now: int) -> int | None:
     """Answer the asks that are due; returns when the next one is, or None."""
 
-    def read(tx: Tx) -> list[tuple[OpenCommand, Study]]:
+    def read(tx: Tx) -> list[tuple[OpenCommand, Study, Study]]:
         found = commands.due(tx, now, only_asks=True, limit=_BATCH)
         stored = rows.load_many(tx, [one.study for one in found])
-        return [(one, platform.studies.study(tx, stored[one.study])) for one in found]
+        studies = {num: platform.studies.study(tx, row) for num, row in stored.items()}
+        return [
+            (one, studies[one.study], _as_asked(tx, one, stored[one.study], studies[one.study]))
+            for one in found
+        ]
 
     asked = platform.store.view(read)
     if not asked:
         return platform.store.view(lambda tx: commands.next_at(tx, only_asks=True))
     answers: list[tuple[OpenCommand, e.StudyEvent]] = []
-    drawn: dict[int, set[draw.Cell]] = {}
-    for one, study in asked:
-        answer = _answer(study, one, drawn.setdefault(one.study, set()))
+    drawn: dict[int, dict[int, Params]] = {}
+    for one, study, as_asked in asked:
+        here = drawn.setdefault(one.study, {})
+        answer = _answer(platform, study, as_asked, one, here)
         if isinstance(answer, e.Suggested):
-            drawn[one.study].add(cell_of(answer.params))
+            here[answer.trial] = answer.params
         answers.append((one, answer))
 
     def store(here: StudyWork) -> None:
@@ -49,31 +62,36 @@ def suggestions_step(platform: Platform, now: int) -> int | None:
     return now
 
 
-def _answer(study: Study, one: OpenCommand, drawn: set[draw.Cell]) -> e.StudyEvent:
+def _as_asked(tx: Tx, one: OpenCommand, stored: StoredStudy, study: Study) -> Study:
+    """The study with the results that were known when the ask was decided.
+
+    So an ask that is answered after a crash gets the same answer. A long study is not rebuilt for that.
+    """
+    if stored.last_seq == one.seq or one.seq > _MOST_EVENTS or not needs_model(study.policy.method):
+        return study
+    return rebuild(log.study_log(tx, one.study, up_to=one.seq))
+
+
+def _answer(
+    platform: Platform, study: Study, as_asked: Study, one: OpenCommand, drawn: dict[int, Params]
+) -> e.StudyEvent:
     """The answer to one ask; `drawn` are the params of answers that are not stored yet."""
     assert one.trial is not None
-    policy = study.policy
-    earlier = [trial for trial in study.trials if trial.number < one.trial and trial.params]
-    seen = drawn | {cell_of(trial.params) for trial in earlier}
-    for sub in range(8):
-        params = _draw(study, one.trial, sub, seen)
-        if params is None:
-            said = "every combination of the space has been tried, or none is allowed"
-            return e.SuggestionFailed(one.trial, said, exhausted=True)
-        if policy.duplicates == "allow" or cell_of(params) not in seen:
-            return e.Suggested(one.trial, params, Origin(policy.method, "1", sub))
-    if policy.space.num_cells() is not None:
-        unseen = draw.grid_params(policy.space, policy.seed, one.trial, seen)
-        if unseen is not None:
-            reason = "the method repeated earlier params"
-            return e.Suggested(one.trial, unseen, Origin("grid", "1", reason=reason))
-    return e.SuggestionFailed(one.trial, "no new params were found", exhausted=True)
-
-
-def _draw(study: Study, trial: int, sub: int, seen: set[draw.Cell]) -> Params | None:
-    policy = study.policy
-    if policy.method == "grid":
-        return draw.grid_params(policy.space, policy.seed, trial, seen)
-    if policy.method == "qmc" and sub == 0:
-        return draw.qmc_params(policy.space, policy.seed, trial)
-    return draw.random_params(policy.space, policy.seed, trial, sub)
+    earlier = {
+        trial.number: trial.params
+        for trial in study.trials
+        if trial.number < one.trial and trial.params
+    } | drawn
+    request = sample_request(as_asked, one.trial)
+    known = {trial.number for trial in as_asked.trials if trial.params}
+    fresh = [Observation(n, dict(params)) for n, params in earlier.items() if n not in known]
+    told = sorted([*request.observations, *fresh], key=lambda each: each.number)
+    request = replace(request, observations=tuple(told))
+    try:
+        made = platform.sampler.suggest(request, seen={cell_of(each) for each in earlier.values()})
+    except NotSupported as error:
+        return e.SuggestionFailed(one.trial, error.message)
+    if isinstance(made, Exhausted):
+        return e.SuggestionFailed(one.trial, made.reason, exhausted=True)
+    origin = Origin(made.sampler, made.version, made.sub, reason=made.reason)
+    return e.Suggested(one.trial, made.params, origin)
