@@ -379,12 +379,14 @@ def expired(
     keep: Keep,
     now: int | None = None,
     head: str | None = None,
+    *,
+    keep_targets: bool = True,
 ) -> list[Manifest]:
     """The checkpoints that `keep` does not retain, oldest first.
 
     Never the head (by default what a resume would take), and never a checkpoint that it does not replace:
-    one of another line, or one with more steps, and none that a trial made at its target: other trials may
-    begin from it. Of several checkpoints of one step the newest counts.
+    one of another line, or one with more steps. With `keep_targets` also none that a trial made at its
+    target: other trials may begin from it. Of several checkpoints of one step the newest counts.
     `now` (microseconds UTC) is what ages are counted from; without it nothing is too old.
     """
     if (keep.last is None and keep.age_s is None) or not manifests:
@@ -402,7 +404,8 @@ def expired(
         by_step.setdefault(m.step, m)
     steps = sorted(by_step.values(), key=_age, reverse=True)
     kept = {at.name} | {m.name for m in steps[: keep.last or 0]}
-    kept |= {m.name for m in newest_first if m.why == AT_TARGET}
+    if keep_targets:
+        kept |= {m.name for m in newest_first if m.why == AT_TARGET}
     if keep.best is not None:
         best, name = best_of(newest_first, keep.best), keep.best.metric
         same = {m.name: by_step[m.step] for m in best}
@@ -416,6 +419,19 @@ def expired(
         oldest = -math.inf if now is None else now - keep.age_s * 1e6
         kept |= {m.name for m in steps if m.created_at >= oldest}
     return [m for m in reversed(newest_first) if m.name not in kept]
+
+
+def expired_targets(
+    manifests: Mapping[str, Manifest], keep: Keep, *, is_over: bool
+) -> list[Manifest]:
+    """The checkpoints of a trial's targets that `keep` does not retain, oldest first.
+
+    Never the newest of them, unless the trial is over: it goes on from there.
+    """
+    targets = [one for one in manifests.values() if one.why == AT_TARGET]
+    newest = max(targets, key=_age, default=None)
+    gone = expired(manifests, keep, keep_targets=False)
+    return [one for one in gone if one.why == AT_TARGET and (is_over or one is not newest)]
 
 
 def best_of(manifests: list[Manifest], best: Best) -> list[Manifest]:

@@ -18,6 +18,7 @@ from phalanx.services.planning.scaling import scaling_step
 from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.services.studies.step import studies_step
 from phalanx.services.studies.suggestions import suggestions_step
+from phalanx.services.studies.target_checkpoints import TargetProgress, target_retention_step
 from phalanx.services.timekeeping import Timekeeper
 from phalanx.store import outbox
 from phalanx.store.studies.commands import STUDY_COMMANDS, SUGGESTIONS
@@ -107,12 +108,6 @@ def all_loops(context: Context) -> tuple[ServiceLoop, ...]:
         soon = now + _us_of(ticks.leaving_tick_s)
         return min(soon, full_poll.due) if polled.leaving else full_poll.due
 
-    retention = context.settings.retention
-    progress = RetentionProgress(retention.logs, retention.metrics)
-
-    def expire(now: int) -> int | None:
-        return now if retention_step(platform, progress, now) else None
-
     keeper = Timekeeper(platform.store, context.clock)
     return (
         ServiceLoop("clock", keeper.step, (), CLOCK_TICK_S),
@@ -130,9 +125,27 @@ def all_loops(context: Context) -> tuple[ServiceLoop, ...]:
         ),
         ServiceLoop("polling", poll, (LEAVING,), ticks.poll_tick_s),
         ServiceLoop("draining", drain, (), ticks.draining_tick_s),
-        ServiceLoop("retention", expire, (), retention.tick_s),
+        *_retention_loops(context),
     )
 
 
 def _us_of(duration_s: float) -> int:
     return round(duration_s * 1e6)
+
+
+def _retention_loops(context: Context) -> tuple[ServiceLoop, ServiceLoop]:
+    """Expired data, and checkpoints that trials made at their targets."""
+    platform, retention = context.platform, context.settings.retention
+    progress, targets = RetentionProgress(retention.logs, retention.metrics), TargetProgress()
+
+    def expire(now: int) -> int | None:
+        return now if retention_step(platform, progress, now) else None
+
+    def expire_targets(now: int) -> int | None:
+        return now if target_retention_step(platform, targets) else None
+
+    return (
+        ServiceLoop("retention", expire, (), retention.tick_s),
+        # On its own: a network disk that does not answer must not stop the other one.
+        ServiceLoop("target checkpoints", expire_targets, (), retention.tick_s),
+    )

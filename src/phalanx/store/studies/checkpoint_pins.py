@@ -43,3 +43,21 @@ def pinned(tx: Tx, job: int) -> set[str]:
     """Paths of a job's checkpoints with a pin."""
     query = select(checkpoint_pins.c.path).where(checkpoint_pins.c.job == job).distinct()
     return set(tx.conn.execute(query).scalars())
+
+
+def mark_removed(tx: Tx, job: int, paths: Sequence[str]) -> list[str]:
+    """Mark those of these checkpoints as removed that have no pin; returns them, to delete their files.
+
+    One that is marked already is returned again: a crash may have left its files. Quarantined and unknown
+    ones are not returned. The rows stay locked, so that no pin comes between.
+    """
+    there = checkpoints.c
+    own = (there.job == job) & there.path.in_(list(paths)) & there.state.in_(("valid", "removed"))
+    query = select(there.path).where(own).order_by(there.id).with_for_update()
+    found = list(tx.conn.execute(query).scalars())
+    kept = pinned(tx, job)
+    free = [path for path in found if path not in kept]
+    if free:
+        same = (there.job == job) & there.path.in_(free)
+        tx.conn.execute(checkpoints.update().where(same).values(state="removed"))
+    return free

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from phalanx.core.contract.trial import UNITS
 from phalanx.errors import ParamsRejected, UserError
 from phalanx.train.gang.report import Journal
 from phalanx.train.trial.params import Params
@@ -32,7 +33,7 @@ class TrialMethods:
         return self._trial.target
 
     def report(self, **values: Any) -> None:
-        """Log values, and report them to the study; call it on every rank, or on rank 0.
+        """Log values but the position, and report them to the study; call it on every rank, or on rank 0.
 
         Rank 0's values count. Give the position where the study counts it: `epoch`, the number of the
         epoch from 0 that is complete now, or `sample` or `token`, how many were used; steps are counted.
@@ -44,7 +45,8 @@ class TrialMethods:
         Raises:
             UserError: The position is missing, or no whole number.
         """
-        self._journal.log(self._progress_step(), dict(values))
+        logged = {name: one for name, one in values.items() if name not in UNITS}
+        self._journal.log(self._progress_step(), logged)
         if self._trial.contract.is_trial:
             self._journal.flush()
             self._trial.take(self._completed(values), values)
