@@ -88,6 +88,7 @@ class TestDomains:
             # Of equal racks, that of the cheapest jobs to be looked at, or with a free node.
             ((8, 8, 8, 8), 2, None, ([0, 1], [10, 11])),
             ((0, 8, 4, 4), 2, None, ([0, 1], [11])),
+            ((4, 4, 0, 8), 2, None, ([2, 3], [13])),
         ],
     )
     def test_the_cheapest_domain_of_the_narrowest_level(
