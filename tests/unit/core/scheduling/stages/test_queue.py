@@ -275,3 +275,30 @@ class TestOrderOfSizes:
         for num in (1, 3, 2):
             cluster.withdraw(num)
         assert not cluster._lines
+
+
+@pytest.mark.parametrize(
+    ("most", "starts", "expected"),
+    [(1, (), [1, 3, 2]), (2, (), [1, 2, 3]), (1, (1,), [1, 2, 3])],
+    ids=["one blocked", "two may be blocked", "the first starts"],
+)
+def test_only_blocked_overdue_gangs_count_against_their_number(
+    most: int, starts: tuple[int, ...], expected: list[int]
+) -> None:
+    old = {"queued_at": NOW - 9000 * US}
+    jobs = (
+        queued(1, 2, 4, remaining_s=7000.0, delayed_s=1.0, kind="a", **old),
+        queued(2, 2, 4, remaining_s=7000.0, kind="b", **old),
+        one(3, remaining_s=1.0),
+    )
+    state = waiting(*jobs, config=PlannerConfig(num_overdue=most))
+    seen: list[int] = []
+
+    def stage(here: Pass, head: QueueHead) -> Verdict:
+        seen.append(head.num)
+        if head.num in starts:
+            here.decisions.started.add(head.num)
+        return Verdict.BLOCKED
+
+    queue.serve(state, (stage,))
+    assert seen == expected
