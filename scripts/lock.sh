@@ -15,7 +15,7 @@ lock() {
     --generate-hashes --universal --python-version 3.11 --no-annotate --no-header --no-emit-index-url --quiet
 }
 
-lock server server data crypto zstd
-lock train server data crypto zstd train
+lock server server search data crypto zstd
+lock train server search data crypto zstd train
 "$uv" pip compile --group release --output-file requirements/release.txt \
   --generate-hashes --universal --python-version 3.11 --no-annotate --no-header --no-emit-index-url --quiet

@@ -11,8 +11,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = {
-    "server": ["server", "data", "crypto", "zstd"],
-    "train": ["server", "data", "crypto", "zstd", "train"],
+    "server": ["server", "search", "data", "crypto", "zstd"],
+    "train": ["server", "search", "data", "crypto", "zstd", "train"],
 }
 DIGEST = re.compile(r"--hash=sha256:[0-9a-f]{64}$")
 

@@ -21,7 +21,6 @@ from typing import Any, Final
 from phalanx.core.codec import decode, encode
 from phalanx.core.search.draw import Cell
 from phalanx.core.search.sampling import Exhausted, SampleRequest, Suggestion
-from phalanx.errors import PlatformError
 from phalanx.search.history import one_per_trial, thinned
 from phalanx.search.methods import suggest, unseen
 
@@ -34,13 +33,11 @@ _ENVIRONMENT: Final = {
 }
 
 
-class WorkerFailed(PlatformError):
+class _WorkerFailed(Exception):
     """The sampler process died, took too long, or answered with an error."""
 
-    code = "sampler_worker"
 
-
-class _Died(WorkerFailed):
+class _Died(_WorkerFailed):
     """The sampler process is gone."""
 
 
@@ -71,8 +68,8 @@ class SamplerWorker:
 
         try:
             return suggest(request, ask, seen)
-        except WorkerFailed as error:
-            return unseen(request, request.known_cells() if seen is None else seen, error.message)
+        except _WorkerFailed as error:
+            return unseen(request, request.known_cells() if seen is None else seen, str(error))
 
     @property
     def pid(self) -> int | None:
@@ -87,7 +84,7 @@ class SamplerWorker:
     def _ask(self, request: SampleRequest, deadline: float) -> Suggestion | None:
         line = json.dumps(encode(request)).encode() + b"\n"
         if len(line) > MAX_BYTES:
-            raise WorkerFailed(f"the request has {len(line)} bytes, at most {MAX_BYTES} are sent")
+            raise _WorkerFailed(f"the request has {len(line)} bytes, at most {MAX_BYTES} are sent")
         with self._lock:
             try:
                 answer = self._exchange(line, deadline)
@@ -95,7 +92,7 @@ class SamplerWorker:
                 # A process killed from outside must change no suggestion: another gives the same.
                 answer = self._exchange(line, deadline)
         if "error" in answer:
-            raise WorkerFailed(str(answer["error"])[:500])
+            raise _WorkerFailed(str(answer["error"])[:500])
         found = answer.get("suggestion")
         return None if found is None else decode(Suggestion, found)
 
@@ -117,7 +114,7 @@ class SamplerWorker:
         while not answer.endswith(b"\n"):
             left = deadline - time.monotonic()
             if left <= 0:
-                raise WorkerFailed("the sampler process took too long")
+                raise _WorkerFailed("the sampler process took too long")
             ready, writable, _ = select.select([out], [into] if rest else [], [], left)
             try:
                 if writable:
@@ -130,13 +127,13 @@ class SamplerWorker:
             except (BrokenPipeError, ConnectionResetError):
                 raise _Died("the sampler process died") from None
             if len(answer) > MAX_BYTES:
-                raise WorkerFailed("the sampler process answered with too many bytes")
+                raise _WorkerFailed("the sampler process answered with too many bytes")
         try:
             made = json.loads(answer)
         except ValueError:
-            raise WorkerFailed("the sampler process answered with what is no JSON") from None
+            raise _WorkerFailed("the sampler process answered with what is no JSON") from None
         if not isinstance(made, dict):
-            raise WorkerFailed("the sampler process answered with what is no object")
+            raise _WorkerFailed("the sampler process answered with what is no object")
         return made
 
     def _started(self) -> subprocess.Popen[bytes]:
