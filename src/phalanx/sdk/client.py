@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 import httpx
@@ -28,11 +29,13 @@ from phalanx.schemas.api.pools import (
 )
 from phalanx.schemas.api.why import WhyView
 from phalanx.sdk.jobs import JobCalls
+from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.transport import V1
 
 
 class PhalanxClient(JobCalls):
-    """A client of one server, with one method for each route; those about jobs are in `JobCalls`.
+    """A client of one server, with one method for each route; those about jobs are in `JobCalls`,
+    those about studies in `client.studies`.
 
     Args:
         url: Address of the server, such as `http://127.0.0.1:8080`.
@@ -42,6 +45,11 @@ class PhalanxClient(JobCalls):
 
     Every method raises ServerUnavailable when no server answers. Not safe for use by several threads.
     """
+
+    @cached_property
+    def studies(self) -> StudyCalls:
+        """The calls about studies, on the same connection."""
+        return StudyCalls(self.url, self._http)
 
     def is_healthy(self) -> bool:
         """Whether a server answers; False instead of an error."""

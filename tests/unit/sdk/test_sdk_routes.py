@@ -11,9 +11,12 @@ from fastapi import FastAPI
 
 from phalanx.errors import ServerUnavailable
 from phalanx.schemas.api.jobs import SubmitRequest
+from phalanx.schemas.api.studies import ExtendStudyRequest, SubmitStudyRequest
 from phalanx.schemas.api.telemetry import ProfileRequest, RequestTicket
 from phalanx.sdk import PhalanxClient
-from phalanx.server.routers import jobs, platform, resources, telemetry, tokens
+from phalanx.sdk.studies import StudyCalls
+from phalanx.sdk.transport import Transport
+from phalanx.server.routers import jobs, platform, resources, studies, telemetry, tokens
 
 pytestmark = pytest.mark.unit
 TICKET = RequestTicket(attempt=1, generation=0, request=2)
@@ -55,13 +58,26 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "revoke_token": lambda c: c.revoke_token("a"),
     "login_link": lambda c: c.login_link(),
     "end_sessions": lambda c: c.end_sessions(),
+    "studies.submit": lambda c: c.studies.submit(SubmitStudyRequest(spec={})),
+    "studies.check": lambda c: c.studies.check(SubmitStudyRequest(spec={})),
+    "studies.list": lambda c: c.studies.list(states=("running",), name="a"),
+    "studies.get": lambda c: c.studies.get(1),
+    "studies.trials": lambda c: c.studies.trials(1, statuses=("failed",)),
+    "studies.all_trials": lambda c: list(c.studies.all_trials(1)),
+    "studies.events": lambda c: c.studies.events(1, after=3),
+    "studies.follow": lambda c: list(c.studies.follow(1)),
+    "studies.pause": lambda c: c.studies.pause(1),
+    "studies.resume": lambda c: c.studies.resume(1),
+    "studies.stop": lambda c: c.studies.stop(1),
+    "studies.extend": lambda c: c.studies.extend(1, ExtendStudyRequest(max_trials=2)),
+    "studies.add_trial": lambda c: c.studies.add_trial(1, {"lr": 0.1}),
 }
 
 
 def routes() -> dict[tuple[str, str], set[str]]:
     """Method and path pattern of every route, with the names of its query parameters."""
     app = FastAPI()
-    for module in (jobs, telemetry, resources, platform, tokens):
+    for module in (jobs, telemetry, resources, platform, tokens, studies):
         app.include_router(module.router)
     found = {}
     for path, methods in app.openapi()["paths"].items():
@@ -87,7 +103,9 @@ def request_of(name: str) -> httpx.Request:
 
 def test_the_table_names_every_method() -> None:
     methods = {name for name in dir(PhalanxClient) if not name.startswith("_")}
-    assert methods - set(CALLS) == {"close", "is_healthy"}
+    assert methods - set(CALLS) == {"close", "is_healthy", "studies"}
+    calls = {f"studies.{name}" for name in set(dir(StudyCalls)) - set(dir(Transport))}
+    assert calls <= set(CALLS)
 
 
 @pytest.mark.parametrize("name", CALLS)
