@@ -15,6 +15,8 @@ from phalanx.schemas.pools.pool_file import EXECUTORS, read_pools
 from phalanx.schemas.pools.project_file import check_tree, read_projects
 from phalanx.schemas.spec.document import validate_spec
 from phalanx.schemas.spec.job import JobSpec
+from phalanx.schemas.spec.study import validate_study
+from phalanx.schemas.spec.study_checks import study_problems
 from phalanx.train.programs.recipes.settings import MODELS
 from phalanx.train.programs.recipes.settings import read as read_recipe
 
@@ -104,7 +106,9 @@ def test_every_example_spec_is_valid():
     assert specs
     for path in specs:
         data = yaml.safe_load(path.read_text())
-        if "pools" in data:
+        if data.get("kind") == "study":
+            assert study_problems(validate_study(data)) == [], path
+        elif "pools" in data:
             assert read_pools(data, EXECUTORS).entries, path
         elif "projects" in data:
             assert check_tree(read_projects(data).projects) == [], path

@@ -29,6 +29,7 @@ from phalanx.cli.verbs.bench import bench_app
 from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app
 from phalanx.cli.verbs.recipe import recipe_app
+from phalanx.cli.verbs.studies.sweep import sweep_app
 from phalanx.cli.verbs.tokens import token_app
 
 _TRAIN, _LOOK, _STEER, _PLATFORM = "Train", "Look", "Steer", "Platform"
@@ -107,6 +108,7 @@ for _program, _panel in (
     (programs.simulate, _PLATFORM),
 ):
     app.command(rich_help_panel=_panel, context_settings=programs.PASS_ARGUMENTS)(_program)
+app.add_typer(sweep_app, rich_help_panel=_TRAIN)
 app.add_typer(recipe_app, rich_help_panel=_TRAIN)
 app.add_typer(bench_app, rich_help_panel=_PLATFORM)
 for _group in (pools_app, nodes_app, projects_app, token_app, platform.admin_app, submit.spec_app):

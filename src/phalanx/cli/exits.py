@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from phalanx.schemas.api.jobs import JobView
+    from phalanx.schemas.api.studies import StudyView
 
 SUCCESS = 0
 ERROR = 1
@@ -27,6 +28,6 @@ MEANINGS = {
 _BY_STATE = {"succeeded": SUCCESS, "failed": JOB_FAILED, "cancelled": CANCELLED}
 
 
-def code_of(view: JobView) -> int:
-    """The exit code for the state of a job."""
+def code_of(view: JobView | StudyView) -> int:
+    """The exit code for the state of a job or a study."""
     return _BY_STATE.get(view.state, NOT_FINISHED)

@@ -34,8 +34,9 @@ from phalanx.sdk.transport import V1
 
 
 class PhalanxClient(JobCalls):
-    """A client of one server, with one method for each route; those about jobs are in `JobCalls`,
-    those about studies in `client.studies`.
+    """A client of one server, with one method for each route; those about jobs are in `JobCalls`.
+
+    Those about studies are methods of `client.studies`.
 
     Args:
         url: Address of the server, such as `http://127.0.0.1:8080`.

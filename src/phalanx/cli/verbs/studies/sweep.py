@@ -1,0 +1,412 @@
+"""Verbs on studies: sweep FILE, ls, show, trials, best, pause, resume, stop, extend, add-trial, export."""
+
+from __future__ import annotations
+
+import csv
+import json as codec
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from phalanx.cli.client.session import Session, connected
+from phalanx.cli.exits import NOT_FINISHED, code_of
+from phalanx.cli.terminal import output
+from phalanx.cli.terminal.options import AsJson, Detach, duration
+from phalanx.cli.terminal.output import note, number
+from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
+from phalanx.kit.text import parse_study_label
+from phalanx.kit.units import format_duration
+
+if TYPE_CHECKING:
+    from phalanx.schemas.api.studies import Scalar, StudyCheckView, StudyView, TrialView
+    from phalanx.schemas.spec.study import StudySpec
+    from phalanx.sdk import PhalanxClient
+
+_CHUNK = 2**20
+_FIRST = "start"
+StudyName = Annotated[
+    str, typer.Argument(metavar="STUDY", help="Number of the study, such as s-3 or 3.")
+]
+
+
+class _WithFirst(TyperGroup):
+    """A group in which `sweep FILE` stands for `sweep start FILE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `start` before what is no verb of the group."""
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = [_FIRST, *args]
+        return super().parse_args(ctx, args)
+
+
+sweep_app = typer.Typer(
+    name="sweep",
+    cls=_WithFirst,
+    no_args_is_help=True,
+    help="Search hyperparameters: `sweep FILE` starts a study; the verbs show and change one.",
+)
+
+
+def study_number(text: str) -> int:
+    """The number in `s-3` or `3`. Raises NotFound for anything else."""
+    num = parse_study_label(text)
+    if num is None:
+        said = "give its number, such as s-3; `phalanx sweep ls` lists studies"
+        raise NotFound(f"{text!r} is not a study", said)
+    return num
+
+
+@sweep_app.command(_FIRST)
+def start(
+    ctx: typer.Context,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A study in YAML, or a search of another tool.")
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the study would do; submit nothing.")
+    ] = False,
+    detach: Detach = False,
+    json: AsJson = False,
+) -> None:
+    """Submit a study and follow it; `sweep FILE` is short for it. Paths are relative to the file."""
+    from phalanx.schemas.api.studies import SubmitStudyRequest
+    from phalanx.schemas.spec.study import resolved_study
+    from phalanx.schemas.spec.study_document import load_study
+
+    session: Session = ctx.obj
+    path = session.invocation.cwd / file
+    found = load_study(path)
+    for line in found.translation.lines if found.translation else ():
+        note(line)
+    request = SubmitStudyRequest(spec=resolved_study(found.spec), owner=session.invocation.owner())
+    root = _workdir(path, found.spec)
+    session.begin()
+    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder, session.client() as client:
+        if dry_run:
+            _show_check(client.studies.check(request), json)
+            return
+        code = _upload(session, client, root, Path(folder) / "code.tar")
+        study = client.studies.submit(request.model_copy(update={"code": code})).study
+        if detach:
+            output.as_json(study) if json else print(study.label)
+            return
+        ended = _follow(client, study)
+        if json:
+            output.as_json(ended)
+    raise typer.Exit(code_of(ended))
+
+
+def _workdir(path: Path, spec: StudySpec) -> Path:
+    """The folder of a trial's code. Raises SpecInvalid."""
+    named = str((spec.job or {}).get("workdir", "."))
+    root = path.parent / named
+    if not root.is_dir():
+        said = "no such folder; the path is relative to the study file"
+        raise SpecInvalid([Problem("job.workdir", said, named)])
+    return root
+
+
+def _upload(session: Session, client: PhalanxClient, root: Path, archive: Path) -> str:
+    """Upload a snapshot of the code, and return its digest."""
+    from phalanx.cli.client.snapshot import take
+
+    snapshot = take(root, archive, excluded=[session.home])
+    for said in snapshot.notes:
+        note(f"snapshot: {said}")
+    if not client.has_code(snapshot.digest):
+        with open(archive, "rb") as file:
+            client.put_code(snapshot.digest, iter(lambda: file.read(_CHUNK), b""))
+    return snapshot.digest
+
+
+def _show_check(view: StudyCheckView, json: bool) -> None:
+    if json:
+        output.as_json(view)
+        return
+    method = view.method + (f" ({view.method_reason})" if view.method_reason else "")
+    cells = "continuous" if view.num_cells is None else f"{view.num_cells} different trials"
+    share = None if view.share is None else f"{view.share:.0%} of training all trials to the end"
+    unknown = "unknown; write `max_duration` in the job"
+    hours = unknown if view.slot_hours is None else f"at most {number(view.slot_hours)}"
+    output.facts(
+        [
+            ("method", method),
+            ("space", cells),
+            ("trials", f"{view.max_trials}, {view.parallel} at the same time"),
+            ("slots", f"{view.slots_per_trial} for each trial"),
+            ("training", share),
+            ("slot-hours", hours),
+        ]
+    )
+    if view.rungs:
+        rows = ([one.until, one.trials, one.units, number(one.slot_hours)] for one in view.rungs)
+        output.table(["RUNG", "TRIALS", "UNITS", "SLOT-HOURS"], rows, "no rungs")
+
+
+# -- follow ----------------------------------------------------------------------------------------
+
+
+def _follow(client: PhalanxClient, study: StudyView) -> StudyView:
+    """Print each report and each end of a trial, until the study has ended.
+
+    Ctrl-C stops the study, a second one detaches.
+    """
+    note(f"{study.label} {study.name}: {study.method}, {study.max_trials} trials")
+    after = 0
+    while True:
+        try:
+            for page in client.studies.follow(study.num, after=after):
+                after = page.cursor
+                for event in page.events:
+                    if event.kind in ("trial_ended", "trial_reported") and event.trial is not None:
+                        _show_trial(client, study.num, event.trial, event.kind)
+            break
+        except KeyboardInterrupt:
+            note(f"stopping {study.label}: its trials save and end (Ctrl-C again: do not wait)")
+            client.studies.stop(study.num)
+    ended = client.studies.get(study.num)
+    said = f": {ended.reason.message}" if ended.reason.message else ""
+    note(f"{ended.label} {ended.state}{said}; best {_best(ended)}")
+    return ended
+
+
+def _show_trial(client: PhalanxClient, num: int, trial: int, kind: str) -> None:
+    """One line for a trial that has reported or ended; a trial that starts again has none."""
+    found = client.studies.trials(num, after=trial - 1, limit=1).trials
+    if not found or found[0].is_over != (kind == "trial_ended"):
+        return
+    study, one = client.studies.get(num), found[0]
+    left = _eta(study)
+    said = f"; about {left} left" if left else ""
+    why = f" ({one.reason})" if one.reason and one.status != "completed" else ""
+    note(
+        f"{study.num_over}/{study.max_trials}  {one.label} {one.status}{why} at {one.unit}  "
+        f"{study.objective.metric} {number(one.value)}  {_params(one)}; best {_best(study)}{said}"
+    )
+
+
+def _eta(study: StudyView) -> str:
+    """The time until all trials have ended, from those that have; empty if there is no estimate."""
+    from phalanx.kit.clock import SystemClock
+
+    left = study.max_trials - study.num_over
+    if study.started_at is None or not study.num_over or left <= 0:
+        return ""
+    passed_s = SystemClock().now() / 1e6 - study.started_at.timestamp()
+    return format_duration(max(0.0, passed_s / study.num_over * left))
+
+
+def _best(study: StudyView) -> str:
+    one = study.best
+    return "none yet" if one is None else f"{number(one.value)} of {one.label}"
+
+
+def _params(one: TrialView) -> str:
+    shown = (
+        f"{name}={number(value) if type(value) is float else value}"
+        for name, value in one.params.items()
+    )
+    return " ".join(shown)
+
+
+# -- listings --------------------------------------------------------------------------------------
+
+_STUDY_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "STUDY": lambda one: one.label,
+    "NAME": lambda one: one.name,
+    "STATE": lambda one: one.state,
+    "METHOD": lambda one: one.method,
+    "TRIALS": lambda one: f"{one.num_over}/{one.max_trials}",
+    "BEST": lambda one: _best(one),
+    "SLOT-HOURS": lambda one: number(one.cost.slot_hours),
+    "AGE": lambda one: output.ago(one.submitted_at),
+}
+_TRIAL_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "TRIAL": lambda one: one.label,
+    "STATUS": lambda one: one.status,
+    "VALUE": lambda one: number(one.value),
+    "UNIT": lambda one: one.unit,
+    "JOB": lambda one: None if one.job is None else f"j-{one.job}",
+    "SLOT-S": lambda one: f"{one.slot_s:.0f}",
+    "PARAMS": lambda one: _params(one),
+}
+
+
+@sweep_app.command("ls")
+def list_studies(ctx: typer.Context, json: AsJson = False) -> None:
+    """List the last 100 studies, newest first."""
+    with connected(ctx) as client:
+        found = client.studies.list().studies
+    output.listing(found, json, _STUDY_COLUMNS, "no studies yet")
+
+
+@sweep_app.command("show")
+def show(ctx: typer.Context, study: StudyName, json: AsJson = False) -> None:
+    """Show one study: its state, its best trial, its rungs and its cost."""
+    with connected(ctx) as client:
+        view = client.studies.get(study_number(study))
+    if json:
+        output.as_json(view)
+        return
+    counts = ", ".join(f"{count} {status}" for status, count in view.trials.items() if count)
+    output.facts(
+        [
+            ("study", f"{view.label} {view.name}"),
+            ("state", view.state),
+            ("reason", view.reason.message),
+            ("method", view.method),
+            ("objective", f"{view.objective.goal} {view.objective.metric}"),
+            ("trials", f"{view.num_over} of {view.max_trials} ended: {counts}"),
+            ("best", _best(view)),
+            ("params", None if view.best is None else _params(view.best)),
+            ("slot-hours", number(view.cost.slot_hours)),
+        ]
+    )
+    if view.rungs:
+        rows = ([one.bracket, one.until, one.reported, one.promoted] for one in view.rungs)
+        output.table(["BRACKET", "RUNG", "REPORTED", "PROMOTED"], rows, "no rungs")
+
+
+@sweep_app.command("trials")
+def trials(ctx: typer.Context, study: StudyName, json: AsJson = False) -> None:
+    """List the trials of a study, in number order."""
+    with connected(ctx) as client:
+        found = list(client.studies.all_trials(study_number(study)))
+    output.listing(found, json, _TRIAL_COLUMNS, "no trials yet")
+
+
+@sweep_app.command("best")
+def best(ctx: typer.Context, study: StudyName, json: AsJson = False) -> None:
+    """Show the best trial of a study; exits with 101 while there is none."""
+    with connected(ctx) as client:
+        found = client.studies.get(study_number(study)).best
+    if found is None:
+        note("no trial has reported a finite value yet")
+        raise typer.Exit(NOT_FINISHED)
+    output.listing([found], False, _TRIAL_COLUMNS, "") if not json else output.as_json(found)
+
+
+# -- changes ---------------------------------------------------------------------------------------
+
+
+@sweep_app.command("pause")
+def pause(ctx: typer.Context, study: StudyName) -> None:
+    """Pause a study: its trials save and leave their slots."""
+    with connected(ctx) as client:
+        _changed(client.studies.pause(study_number(study)))
+
+
+@sweep_app.command("resume")
+def resume(ctx: typer.Context, study: StudyName) -> None:
+    """Resume a paused study: its trials go on from their checkpoints."""
+    with connected(ctx) as client:
+        _changed(client.studies.resume(study_number(study)))
+
+
+@sweep_app.command("stop")
+def stop(ctx: typer.Context, study: StudyName) -> None:
+    """Stop a study: its trials save and end."""
+    with connected(ctx) as client:
+        _changed(client.studies.stop(study_number(study)))
+
+
+@sweep_app.command("extend")
+def extend(
+    ctx: typer.Context,
+    study: StudyName,
+    max_trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="Trials in all.")
+    ] = None,
+    parallel: Annotated[
+        int | None, typer.Option("--parallel", min=1, help="Trials at the same time.")
+    ] = None,
+    slot_hours: Annotated[
+        float | None, typer.Option("--slot-hours", help="Slot-hours in all.")
+    ] = None,
+    usd: Annotated[float | None, typer.Option("--usd", help="US dollars in all.")] = None,
+    lasting: Annotated[
+        str | None, typer.Option("--duration", help="Time from the first start, such as 2h.")
+    ] = None,
+) -> None:
+    """Set new limits of a study; one that has ended goes on."""
+    from phalanx.schemas.api.studies import ExtendStudyRequest
+
+    if all(one is None for one in (max_trials, parallel, slot_hours, usd, lasting)):
+        raise UserError("no new limit is given", "write one, such as --trials 40")
+    limits = ExtendStudyRequest.model_construct(
+        max_trials=max_trials,
+        parallel=parallel,
+        slot_hours=slot_hours,
+        usd=usd,
+        duration_s=duration("--duration", lasting),
+    )
+    with connected(ctx) as client:
+        _changed(client.studies.extend(study_number(study), limits))
+
+
+@sweep_app.command("add-trial")
+def add_trial(
+    ctx: typer.Context,
+    study: StudyName,
+    params: Annotated[
+        list[str], typer.Argument(metavar="NAME=VALUE...", help="The params, as in lr=0.01.")
+    ],
+) -> None:
+    """Add a trial with given params, which starts before suggested ones."""
+    given = dict(map(_param, params))
+    with connected(ctx) as client:
+        print(client.studies.add_trial(study_number(study), given).label)
+
+
+def _param(text: str) -> tuple[str, Scalar]:
+    """The name and the value of `lr=0.01`; a value that is no JSON is text. Raises UserError."""
+    name, sign, said = text.partition("=")
+    try:
+        value = codec.loads(said)
+    except ValueError:
+        value = said
+    finite = not isinstance(value, float) or abs(value) < float("inf")
+    if not sign or not name or isinstance(value, dict | list) or not finite:
+        raise UserError(f"{text!r} is no param", "write NAME=VALUE, as in lr=0.01")
+    return name, value
+
+
+def _changed(view: StudyView) -> None:
+    print(f"{view.label} {view.state}")
+
+
+# -- export ----------------------------------------------------------------------------------------
+
+
+@sweep_app.command("export")
+def export(
+    ctx: typer.Context,
+    study: StudyName,
+    format: Annotated[
+        Literal["csv", "json"], typer.Option("--format", help="csv or json.")
+    ] = "csv",
+) -> None:
+    """Print all trials of a study as a table for other programs."""
+    with connected(ctx) as client:
+        found = list(client.studies.all_trials(study_number(study)))
+    if format == "json":
+        output.as_json(found)
+    else:
+        _write_csv(found)
+
+
+def _write_csv(found: Iterable[TrialView]) -> None:
+    """A row for each trial; inactive params and missing values are empty."""
+    rows = list(found)
+    names = sorted({name for one in rows for name in one.params})
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(["trial", "status", "value", "unit", "job", "slot_s", *names])
+    for one in rows:
+        params = [one.params.get(name) for name in names]
+        facts = [one.number, one.status, one.value, one.unit, one.job, one.slot_s]
+        out.writerow([*facts, *params])
