@@ -237,10 +237,8 @@ def check(before: Study, decision: StudyDecision) -> None:
             assert trial.status is old.status, "what is over stays over"
     if policy.max_trials is not None:
         assert index.counted <= policy.max_trials
-    if policy.budget.slot_hours is not None:
-        assert index.reserved_us == 0 or index.used_us + index.reserved_us <= (
-            policy.budget.slot_hours * 3600 * US + 60 * US
-        )
+    if policy.budget.slot_hours is not None and index.reserved_us > before.index.reserved_us:
+        assert index.used_us + index.reserved_us <= policy.budget.slot_hours * 3600 * US
     best = study.best
     assert best is None or (best.last is not None and best.status is not S.DIVERGED)
     cells = [
@@ -362,6 +360,7 @@ GUARDS = {
     "duplicates": "phalanx.core.search.handlers.suggestions.known_params",
     "trials": "phalanx.core.search.rungs.planning._room_for_trials",
     "promotion": "phalanx.core.search.rungs.promotion.promotable",
+    "budget": "phalanx.core.search.rungs.planning.affordable",
     "what is over": "phalanx.core.search.model.Trial.is_over",
 }
 OFF = {
@@ -369,6 +368,7 @@ OFF = {
     "duplicates": lambda draft, params: None,
     "trials": lambda draft: 0 if draft.facts.finals else 5,
     "promotion": lambda rung, eta: [number for _, number in rung.candidates],
+    "budget": lambda draft, amount_s: True,
     "what is over": property(lambda trial: False),
 }
 
@@ -384,7 +384,8 @@ def test_without_a_guard_an_invariant_is_broken(
         method="random",
         max_trials=6,
         parallel=2,
-        rungs=RungPolicy(max=4, eta=2),
+        rungs=None if guard == "budget" else RungPolicy(max=4, eta=2),
+        budget=StudyBudget(slot_hours=0.01) if guard == "budget" else StudyBudget(),
     )
     with pytest.raises(AssertionError):
         many_steps(policy, repeats=guard == "duplicates")

@@ -70,6 +70,7 @@ def trial_reported(draft: StudyDraft, event: e.TrialReported) -> str | None:
         trial = draft.change(trial, status=_S.RUNNING, reason=_RUNS)
     if event.value is None:
         return _diverged(draft, trial, event)
+    reached = trial.until is not None and event.unit >= trial.until and not trial.at_rung
     trial = _recorded(draft, trial, event.unit, event.value, event.checkpoint)
     if draft.facts.state is StudyState.STOPPING or draft.judge_target(trial):
         return None
@@ -77,22 +78,23 @@ def trial_reported(draft: StudyDraft, event: e.TrialReported) -> str | None:
     patient = stop is None or trial.waited < stop.patience
     if not patient and trial.ending in (None, _S.PAUSED) and not trial.is_final:
         said = f"no improvement for {trial.waited} reports"
-        trial = _with_result(draft, trial)
         draft.stop_trial(trial, _S.STOPPED, SearchReason(SearchCode.NO_IMPROVEMENT, said))
-    elif trial.until is not None and event.unit >= trial.until and not trial.at_rung:
-        arrive(draft, _with_result(draft, trial))
+    elif reached:
+        arrive(draft, trial)
     return None
 
 
 def _recorded(
     draft: StudyDraft, trial: Trial, unit: int, value: float, checkpoint: str | None
 ) -> Trial:
-    """The trial with one more report."""
+    """The trial with one more report, which is its result at the rung that it has reached by it."""
     objective, stop = draft.policy.objective, draft.policy.early_stop
     better = trial.best is None or objective.oriented(value) < objective.oriented(trial.best.value)
     score = value if better or trial.best is None or objective.at == "last" else trial.best.value
     result = TrialResult(unit, value, checkpoint, score)
     changes: dict[str, object] = {"last": result}
+    if trial.until is not None and unit >= trial.until and not trial.at_rung:
+        changes["results"] = (*trial.results, result)
     if better:
         changes["best"] = result
     if stop is not None:
@@ -102,14 +104,6 @@ def _recorded(
         else:
             changes["waited"] = trial.waited + 1
     return draft.change(trial, **changes)
-
-
-def _with_result(draft: StudyDraft, trial: Trial) -> Trial:
-    """The trial with its newest report as the result of its rung, if it has reached that."""
-    last = trial.last
-    if last is None or trial.until is None or last.unit < trial.until or trial.at_rung:
-        return trial
-    return draft.change(trial, results=(*trial.results, last))
 
 
 def _repeated(draft: StudyDraft, trial: Trial, event: e.TrialReported) -> str | None:

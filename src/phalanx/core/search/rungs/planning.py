@@ -93,9 +93,9 @@ def _go_on_paused(draft: StudyDraft) -> None:
 
 def _start(draft: StudyDraft) -> bool:
     """Submit trials that have params while places are free; True if the budget has no room for one."""
-    waiting = list(draft.index.suggested)
-    if not waiting or draft.free <= 0:
+    if not draft.index.suggested or draft.free <= 0:
         return False
+    waiting = list(draft.index.suggested)
     if draft.policy.population is not None:
         waiting.sort(key=lambda number: (draft.trials[number].origin.parent is None, number))
     for number in waiting:

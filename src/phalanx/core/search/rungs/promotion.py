@@ -46,9 +46,13 @@ def promote(draft: StudyDraft) -> int:
     """Promote whatever can be, from the highest rung down; returns how many wait for a place."""
     wanting = 0
     eta = draft.policy.rungs.eta if draft.policy.rungs else 1
-    for key in sorted(draft.index.rungs, key=lambda one: (-one[1], one[0])):
-        if key[1] >= _ceiling(draft):
-            continue
+    # Only rungs where a trial could go on: in most decisions there is none.
+    ready = [
+        (-key[1], key[0], key)
+        for key, rung in draft.index.rungs.items()
+        if rung.candidates and len(rung.results) >= eta and key[1] < _ceiling(draft)
+    ]
+    for *_, key in sorted(ready):
         for number in list(promotable(draft.index.rungs[key], eta)):
             wanting += _promote_one(draft, draft.trials[number])
     return wanting
