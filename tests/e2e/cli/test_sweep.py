@@ -1,0 +1,111 @@
+"""`phalanx sweep` with a control plane of its own: real trials, its verbs, kills of the control plane."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from e2e.cli.test_embedded import Home
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+SCRIPT = """
+import phalanx.train as pt
+
+run = pt.init()
+for epoch in range(2):
+    run.report(epoch=epoch, val_loss=(run.params["x"] - 2) ** 2 + run.params["y"] + 1 - epoch)
+"""
+DIGITS = Path(__file__).parents[3] / "examples" / "sweep"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    one = Home(tmp_path)
+    (tmp_path / "trial.py").write_text(SCRIPT)
+    yield one
+    for process in one.servers():
+        process.terminate()
+    psutil.wait_procs(one.servers(), timeout=60)
+
+
+def study_file(home: Home, xs: list[int], ys: list[int], parallel: int = 2) -> str:
+    text = {
+        "schema": 1, "kind": "study", "name": "bowl",
+        "objective": {"metric": "val_loss", "goal": "minimize"}, "search": {"method": "grid"},
+        "space": {"x": {"values": xs}, "y": {"values": ys}},
+        "trials": {"parallel": parallel},
+        "job": {"run": [sys.executable, "trial.py"], "framework": "none",
+                "resources": {"nodes": 1, "slots_per_node": 1}},
+    }  # fmt: skip
+    (home.root / "study.yaml").write_text(yaml.safe_dump(text))
+    return "study.yaml"
+
+
+def trials_of(home: Home) -> list[dict[str, object]]:
+    code, out, err = home.run("sweep", "trials", "s-1", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    return list(found["trials"] if isinstance(found, dict) else found)
+
+
+def test_a_sweep_is_followed_to_its_end_and_shown_by_its_verbs(home: Home):
+    code, out, err = home.run("sweep", study_file(home, [1, 2, 3], [0]))
+    assert code == 0, (out, err)
+    found = trials_of(home)
+    assert sorted((one["params"]["x"], one["value"], one["status"]) for one in found) == [
+        (1, 1.0, "completed"), (2, 0.0, "completed"), (3, 1.0, "completed"),
+    ]  # fmt: skip
+    best = json.loads(home.run("sweep", "best", "s-1", "--json")[1])
+    assert best["params"] == {"x": 2, "y": 0}
+    assert len(json.loads(home.run("ps", "--all", "--json")[1])) == 3
+
+
+def test_bad_studies_are_refused_before_anything_runs(home: Home):
+    name = study_file(home, [1, 2], [0])
+    text = (home.root / name).read_text().replace("objective", "objectiv")
+    (home.root / name).write_text(text)
+    code, _, err = home.run("sweep", name)
+    assert code == 1
+    assert "objective" in err
+
+
+@pytest.mark.extras
+def test_a_study_goes_on_where_it_was_after_kills_of_its_control_plane(home: Home):
+    code, _, err = home.run("sweep", study_file(home, [1, 2, 3, 4], [0, 1]), "-d")
+    assert code == 0, err
+
+    def num_done() -> int:
+        return sum(one["status"] == "completed" for one in trials_of(home))
+
+    for kills in (1, 2, 3):
+        wait_until(lambda least=2 * kills: num_done() >= least, "finished trials")
+        os.kill(home.server_pid(), signal.SIGKILL)
+    wait_until(lambda: num_done() == 8, "the end of the study")
+    found = trials_of(home)
+    assert len({(one["params"]["x"], one["params"]["y"]) for one in found}) == len(found) == 8
+    assert len({one["job"] for one in found}) == 8
+    assert len(json.loads(home.run("ps", "--all", "--json")[1])) == 8
+
+
+@pytest.mark.extras
+def test_the_example_study_on_digits_pauses_losers_at_rungs(home: Home):
+    text = yaml.safe_load((DIGITS / "study.yaml").read_text())
+    text["trials"] = {"max": 3, "parallel": 3}
+    text["rungs"] |= {"max": 3}
+    (home.root / "train.py").write_text((DIGITS / "train.py").read_text())
+    (home.root / "digits.yaml").write_text(yaml.safe_dump(text))
+    code, out, err = home.run("sweep", "digits.yaml")
+    assert code == 0, (out, err)
+    found = trials_of(home)
+    assert sorted(one["status"] for one in found).count("completed") == 1
+    best = json.loads(home.run("sweep", "best", "s-1", "--json")[1])
+    assert best["value"] == min(one["value"] for one in found)
