@@ -16,8 +16,8 @@ from phalanx.search.history import TrialHistory, history, number_option
 
 DEFAULT_KAPPA = 2.0
 DEFAULT_INIT_POINTS = 10
-#: Trials beyond which a Gaussian process takes too long.
-MOST_TRIALS = 500
+#: Trials that the model learns from: all, or the best, the newest and a sample.
+MOST_TRIALS = 300
 _RANDOM = 300
 _NEAR = 200
 _ROUNDS = (0.1, 0.05, 0.02)
@@ -30,7 +30,7 @@ def suggest_bayesian(request: SampleRequest) -> Suggestion:
     """Params with the lowest lower confidence bound, or `acquisition: ei`, the highest expected gain.
 
     Options: `kappa` (deviations below the mean, 2), `acquisition` (`ucb` or `ei`), `init_points`
-    (random trials before the model, 10). Srinivas and others 2010; running trials as in `assume`.
+    (random trials before the model, 10). Srinivas and others 2010; running trials as in `GaussianProcess`.
     """
     known = history(request, MOST_TRIALS)
     init_points = int(number_option(request, "init_points", DEFAULT_INIT_POINTS))
@@ -62,8 +62,8 @@ def _best(
         np.concatenate([scores, np.array(known.foreign_scores)]),
         np.repeat([0.0, _FOREIGN_NOISE], [len(finished), len(data) - len(finished)]),
         encoding.owners,
+        encoding.features(encoding.points(known.running)),
     )
-    model.assume(encoding.features(encoding.points(known.running)))
     kappa = number_option(request, "kappa", DEFAULT_KAPPA)
     incumbent = float(model.predict(encoding.features(data))[0].min())
     by_gain = request.options.get("acquisition") == "ei"

@@ -14,7 +14,7 @@ _SQRT5: Final = math.sqrt(5.0)
 _STEPS: Final = 15
 _JITTER: Final = 1e-6
 #: Points that the kernel's parameters are fitted to; the prediction uses all.
-_MOST_FITTED: Final = 150
+_MOST_FITTED: Final = 100
 
 
 class GaussianProcess:
@@ -25,41 +25,36 @@ class GaussianProcess:
     model. Priors as in Hvarfner and others 2024: length scales grow with the number of parameters.
     """
 
-    def __init__(self, features: Array, scores: Array, extra_noise: Array, owners: Array) -> None:
-        """Fit the model: `features` (n, columns), `scores` and `extra_noise` (n,)."""
+    def __init__(
+        self, features: Array, scores: Array, extra_noise: Array, owners: Array, running: Array
+    ) -> None:
+        """Fit the model: `features` (n, columns), `scores` and `extra_noise` (n,).
+
+        Points `running` (m, columns) count as known without their scores: the deviation shrinks there,
+        the mean stays. This keeps parallel trials apart without inventing results (GP-BUCB, Desautels and
+        others 2014).
+        """
         self._owners = owners.astype(np.int64)
         self._count = int(owners.max()) + 1 if len(owners) else 1
         self._x = features
-        self._extra = extra_noise
         self._mean = float(scores.mean()) if len(scores) else 0.0
         chosen = _spread_by_score(scores, _MOST_FITTED)
         theta = self._fit(features[chosen], scores[chosen] - self._mean, extra_noise[chosen])
         self._lengths = np.exp(theta[:-1])
         self._noise = math.exp(theta[-1])
-        kernel = self._kernel(features, features)
-        inverse = _inverse_factor(kernel + np.diag(self._noise + extra_noise))
-        self._weights = inverse.T @ (inverse @ (scores - self._mean))
-        self._inverse = inverse
-        self._known = features
+        kernel = self._kernel(features, features) + np.diag(self._noise + extra_noise + _JITTER)
+        self._weights = np.linalg.solve(kernel, scores - self._mean)
+        self._known = np.concatenate([features, running])
+        noise = np.concatenate([self._noise + extra_noise, np.full(len(running), self._noise)])
+        self._inverse = _inverse_factor(self._kernel(self._known, self._known) + np.diag(noise))
 
     def predict(self, features: Array) -> tuple[Array, Array]:
         """Mean and standard deviation at (m, columns) features, each (m,)."""
-        across = self._kernel(features, self._x)
-        mean = self._mean + across @ self._weights
-        seen = self._kernel(features, self._known) @ self._inverse.T
+        across = self._kernel(features, self._known)
+        mean = self._mean + across[:, : len(self._x)] @ self._weights
+        seen = across @ self._inverse.T
         variance = 1.0 - np.einsum("ij,ij->i", seen, seen)
         return mean, np.sqrt(np.maximum(variance, 1e-10))
-
-    def assume(self, features: Array) -> None:
-        """Take points as known without their scores: the deviation shrinks there, the mean stays.
-
-        This keeps parallel trials apart without inventing results (GP-BUCB, Desautels and others 2014).
-        """
-        if not len(features):
-            return
-        self._known = np.concatenate([self._x, features])
-        noise = np.concatenate([self._noise + self._extra, np.full(len(features), self._noise)])
-        self._inverse = _inverse_factor(self._kernel(self._known, self._known) + np.diag(noise))
 
     def _kernel(self, one: Array, other: Array) -> Array:
         scale = 1.0 / self._lengths[self._owners]

@@ -164,11 +164,10 @@ def test_trials_are_compared_at_the_highest_unit_with_enough_results():
 
 def test_running_trials_keep_others_away():
     x = np.linspace(0, 0.5, 6)[:, None]
-    model = GaussianProcess(x, x[:, 0] - 0.25, np.zeros(6), np.array([0]))
-    place = np.array([[0.9]])
-    (mean,), (deviation,) = model.predict(place)
-    model.assume(place)
-    (mean_after,), (deviation_after,) = model.predict(place)
+    place, nothing = np.array([[0.9]]), np.empty((0, 1))
+    data = (x, x[:, 0] - 0.25, np.zeros(6), np.array([0]))
+    (mean,), (deviation,) = GaussianProcess(*data, nothing).predict(place)
+    (mean_after,), (deviation_after,) = GaussianProcess(*data, place).predict(place)
     assert mean_after == pytest.approx(mean)
     assert deviation_after < 0.5 * deviation
 
