@@ -63,7 +63,6 @@ _REFUSED = "refused by schemas/spec/support.py until it is built"
 _VERSION = "only 1 is valid, which its type checks"
 _CAUSE = "JobSpec.to_policy reads the budget of each cause by its name"
 _NETWORK = "core/frameworks/rank_environment.py reads the section as a mapping"
-_MACHINE = "StudySpec.to_policy reads it, which comes with the study machine"
 _BOOT = (
     "supervise/boot.py and secret_values.py read the assignment as JSON, before models are loaded"
 )
@@ -86,13 +85,8 @@ OTHERWISE: dict[str, str] = {
         f"{one}.schema_version": _VERSION
         for one in ("JobSpec", "PoolFile", "ProjectFile", "StudySpec")
     },
-    **dict.fromkeys(
-        (
-            "FinalSection.retrain",
-            "SearchSection.init_points",
-        ),
-        _MACHINE,
-    ),
+    "FinalSection.retrain": "services/studies/submit.py refuses a study with `final`",
+    "SearchSection.init_points": "services/studies/submit.py reads it by its name, with the other options",
     **{f"Recovery.{cause.value}": _CAUSE for cause in Cause},
     "Network.debug": _NETWORK,
     "Training.network": _NETWORK,

@@ -1,4 +1,4 @@
-"""Bodies about studies and their trials: submission, state, trials, outside evaluators, importance, export.
+"""Bodies about studies and their trials: submission, state, trials, events and changes.
 
 A study has a number of its own, shown `s-<num>`; a trial is a number within its study, counted from 0. The
 trial's job, if it has one, is an ordinary job.
@@ -6,17 +6,17 @@ trial's job, if it has one, is an ordinary job.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from phalanx.core.search.space import MAX_PARAMETERS
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, ShownAs
 from phalanx.schemas.api.jobs import JobKind, ReasonView
 from phalanx.schemas.spec.study import StudySpec
 
 Scalar = str | int | float | bool | None
 """The value of a parameter."""
-MAX_PARAMETERS = 1000
 
 
 class SubmitStudyRequest(RequestBody):
@@ -240,12 +240,6 @@ class StudyEventPage(ResponseBody):
     done: bool
 
 
-class StopStudyRequest(RequestBody):
-    """`trials`: what happens to running trials: they save and end, or train to their end first."""
-
-    trials: Literal["stop", "finish"] = "stop"
-
-
 class ExtendStudyRequest(RequestBody):
     """New limits of a study; what is left out stays. An ended study runs again.
 
@@ -263,88 +257,6 @@ class AddTrialRequest(RequestBody):
     """A trial with these params, which is started before suggested ones."""
 
     params: Annotated[dict[ShortText, Scalar], Field(max_length=MAX_PARAMETERS)]
-
-
-class AskRequest(RequestBody):
-    """Take the next trial of a study without a job. `worker` names the evaluator, for listings.
-
-    Waits up to `wait_s` seconds for a suggestion.
-    """
-
-    worker: ShortText = ""
-    wait_s: Annotated[float, Field(ge=0, le=60)] = 20.0
-
-
-class AskResponse(ResponseBody):
-    """`trial` is None where none is to be had now; `done`: the study has ended and will give no more."""
-
-    trial: TrialView | None = None
-    done: bool = False
-    reason: str = ""
-
-
-class TellRequest(RequestBody):
-    """What an outside evaluator has found for a trial.
-
-    `report` is a value on the way (with `unit`); the others end the trial. `diverged` stands for a value
-    that is not finite. The first value of a unit stands.
-    """
-
-    trial: Annotated[int, Field(ge=0)]
-    outcome: Literal["report", "completed", "diverged", "failed", "rejected"] = "completed"
-    value: float | None = None
-    unit: Annotated[int, Field(ge=0, le=10**15)] | None = None
-    reason: ShortText = ""
-
-
-class TellResponse(ResponseBody):
-    """`stop`: the evaluator should end this trial; `until`: the unit at which it should report next."""
-
-    trial: TrialView
-    stop: bool = False
-    until: int | None = None
-
-
-class ParameterImportanceView(ResponseBody):
-    """The share of one parameter in the variation of the objective."""
-
-    name: str
-    importance: float
-
-
-class ImportanceView(ResponseBody):
-    """How much each parameter matters, the most important first; PED-ANOVA over finished trials.
-
-    `num_trials` is the number of trials that it is computed from; `reason` says why there is no result.
-    """
-
-    parameters: list[ParameterImportanceView]
-    num_trials: int
-    method: str = "ped-anova"
-    reason: str = ""
-
-
-class StudyColumnView(ResponseBody):
-    """One axis of a parallel-coordinate plot: `values` has one entry for each trial of the export.
-
-    `kind` is float, int or choice; `log`: the axis is logarithmic.
-    """
-
-    name: str
-    kind: str
-    log: bool = False
-    values: list[Scalar]
-
-
-class StudyExportView(ResponseBody):
-    """A study as columns: trial numbers, params, then the objective. Inactive params are None."""
-
-    study: StudyView
-    trials: list[int]
-    columns: list[StudyColumnView]
-    statuses: list[str]
-    jobs: list[int | None]
-    slot_s: list[float]
 
 
 SubmitStudyResponse.model_rebuild()

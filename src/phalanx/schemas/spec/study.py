@@ -1,7 +1,6 @@
 """The study spec: what a search varies, what it optimizes, when it stops, and the job of a trial.
 
     spec = validate_study({...})                # SpecInvalid: every problem, with its path
-    policy = spec.to_policy()                   # what the study machine must know
     job = spec.job_for({"lr": 0.01})            # the job spec of one trial, as plain data
 
 `study_document` reads files, also of other tools; `study_checks` finds faults of several keys at once.

@@ -22,7 +22,7 @@ from phalanx.core.search.model import (
     SubmitTrial,
     Unpin,
 )
-from phalanx.errors import PlatformError, StoreError
+from phalanx.errors import InvariantBroken, PlatformError, StoreError
 from phalanx.kit.clock import backoff_s
 from phalanx.kit.text import study_label
 from phalanx.services.lifecycle.commit import commit_events
@@ -147,7 +147,7 @@ def _events_for(command: object, job: Job, study: int) -> list[JobEvent]:
         if job.state is JobState.PAUSED and not (at_target and raises):
             fresh.append(Resumed())
         return fresh
-    return []
+    raise InvariantBroken(f"no way to carry out {type(command).__name__}")
 
 
 def _submit(here: StudyWork, one: OpenCommand, prepared: PreparedJob | PlatformError) -> list[int]:
