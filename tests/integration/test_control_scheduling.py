@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from integration.rig import Rig, open_rig
-from phalanx.errors import Conflict, NotFound, SpecInvalid
+from phalanx.core.scheduling import NAMED_POLICIES, PlannerConfig
+from phalanx.errors import Conflict, NotFound, SpecInvalid, UserError
+from phalanx.kit.clock import ManualClock
+from phalanx.schemas.api.body import at_of
 from phalanx.schemas.wire import supervision as wire
 from phalanx.server.settings import SchedulerSettings, Settings
 from phalanx.services.planning.scheduling import apply, scheduling_step, view_of
 from phalanx.store import planning
+from phalanx.testing.executors import FakeExecutor
 
 pytestmark = pytest.mark.integration
 
@@ -127,6 +133,57 @@ class TestEviction:
             rig.turn(11 * 3600)
             asked = [job for job in rig.client.jobs().jobs if job.state == "stopping"]
             assert len(asked) == num_asked
+
+    def test_a_policy_that_is_set_holds_from_the_next_pass_and_over_a_restart(
+        self, tmp_path: Path
+    ) -> None:
+        def leaving(rig: Rig) -> int:
+            return sum(job.state == "stopping" for job in rig.client.jobs().jobs)
+
+        clock, executor = ManualClock(), FakeExecutor()
+        settings = Settings(scheduler=SchedulerSettings(policy="fair", min_run_s=1800.0))
+
+        def opened() -> AbstractContextManager[Rig]:
+            home = tmp_path / "home"
+            return open_rig(home, executor=executor, clock=clock, settings=settings)
+
+        with opened() as rig:
+            rig.client.apply_pools(pool_file({"name": "n", "count": 4, "slots": 4}))
+            rig.supervisors = {}  # type: ignore[attr-defined]
+            for i in range(4):
+                start(rig, **gang(name=f"low{i}"))
+            found = rig.client.scheduler_policy()
+            assert (found.policy, found.source, found.stored) == ("fair", "start", None)
+            assert found.constants == {"min_run_s": "1800.0"}
+            assert list(found.policies) == list(NAMED_POLICIES)
+            found = rig.client.set_scheduler_policy("fifo")
+            assert (found.policy, found.source, found.start) == ("fifo", "stored", "fair")
+            assert (found.set_by, found.set_at) == ("user", at_of(clock.now()))
+            rig.submit(**gang())
+            rig.turn(11 * 3600)
+            assert leaving(rig) == 0
+            used = view_of(rig.platform, clock.now()).snapshot.config
+            assert used == replace(NAMED_POLICIES["fifo"], min_run_s=1800.0)
+        with opened() as rig:
+            rig.turn(60)
+            assert (rig.client.scheduler_policy().policy, leaving(rig)) == ("fifo", 0)
+            for _ in range(2):
+                rig.client.reset_scheduler_policy()
+            rig.turn(60)
+            assert (rig.client.scheduler_policy().policy, leaving(rig)) == ("fair", 1)
+
+    def test_a_wrong_policy_is_refused_and_an_unknown_stored_one_has_no_effect(
+        self, rig: Rig
+    ) -> None:
+        with pytest.raises(UserError, match="'quick'; known: throughput, fair, fifo, deadline"):
+            rig.client.set_scheduler_policy("quick")
+        later = planning.StoredPolicy("of-a-later-release", 1, "user")
+        rig.store.transact(lambda tx: planning.put_policy(tx, later))
+        found = rig.client.scheduler_policy()
+        assert (found.policy, found.source, found.stored) == (
+            *("throughput", "start", "of-a-later-release"),
+        )
+        assert view_of(rig.platform, rig.clock.now()).snapshot.config == PlannerConfig()
 
     def test_reservations_survive_the_death_of_the_control_plane(self, rig: Rig) -> None:
         low = [start(rig, **gang(priority=20, name=f"low{i}")) for i in range(4)]

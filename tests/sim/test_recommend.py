@@ -12,17 +12,18 @@ from phalanx.core.gang.placement import GangShape
 from phalanx.core.scheduling import NAMED_POLICIES, PlannerConfig, Project, QueuedJob
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.planner import plan_pass
-from phalanx.errors import UserError
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.project_file import ProjectSpec, read_projects
+from phalanx.sim import __main__ as program
 from phalanx.sim import recommend as module
 from phalanx.sim.__main__ import main
 from phalanx.sim.jobs import US, TraceJob, gang_of
-from phalanx.sim.recommend import Replay, other_quotas, project_file, recommend, write_setting
+from phalanx.sim.recommend import Replay, other_quotas, project_file, recommend
 from phalanx.sim.scenario import Scenario, changed, run
 from phalanx.sim.workload import history, traces
-from phalanx.store import resources
+from phalanx.store import planning, resources
 from phalanx.store.database import Tx, open_store
+from phalanx.store.planning import StoredPolicy
 from phalanx.store.resources import Applied
 
 pytestmark = pytest.mark.unit
@@ -74,7 +75,7 @@ class TestRecommendation:
         delays = {one.named(): one.delay_h for one in found.trials}
         assert found.planner in ("throughput", "fair")
         assert delays[found.planner] < 0.5 * delays["fifo"]
-        assert found.setting() == f"PHALANX__SCHEDULER__POLICY={found.planner}"
+        assert found.command() == f"phalanx scheduler policy set {found.planner}"
         assert [one.planner for one in found.trials[:4]] == [
             *("fifo", "throughput", "fair", "deadline"),
         ]
@@ -116,38 +117,36 @@ class TestRecommendation:
 
 
 class TestProgram:
-    def test_it_prints_reasons_and_writes_the_setting(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    def test_it_prints_reasons_and_sets_the_policy(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        path = tmp_path / "phalanx.env"
-        path.write_text("A=1\nPHALANX__SCHEDULER__POLICY=fifo\nB=2\n")
-        words = [*SMALL, "--recommend", "--planner", "fifo", "--write", str(path)]
+        asked: list[tuple[Path, str]] = []
+        monkeypatch.setattr(program, "_set_policy", lambda *given: asked.append(given))
+        words = [*SMALL, "--recommend", "--planner", "fifo", "--write", "--home", str(tmp_path)]
         assert main(words) == 0
         said = capsys.readouterr().out
         (line,) = [one for one in said.splitlines() if one.startswith("recommended: ")]
         policy = line.split()[1]
-        assert path.read_text() == f"A=1\nB=2\nPHALANX__SCHEDULER__POLICY={policy}\n"
+        assert asked == [(tmp_path, policy)]
         assert "(now fifo)" in line
         assert "evictions" in said and "beside" in said
 
     def test_json_has_every_replay(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*SMALL, "--recommend", "--json", "--quota", "team-0=32"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert found["setting"] == f"PHALANX__SCHEDULER__POLICY={found['policy']}"
+        assert found["command"] == f"phalanx scheduler policy set {found['policy']}"
         assert len(found["trials"]) == 6
         projects = found["trials"][0]["projects"]
         assert {"delay_h", "delay_p99_h", "preemptions", "useful"} <= set(projects[0])
         assert all(0.0 < one["useful"] <= 1.0 for one in projects)
 
-    def test_a_wrong_policy_and_a_wrong_file_are_one_line(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    def test_a_wrong_policy_and_a_write_without_a_recommendation_are_one_line(
+        self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert main([*SMALL, "--recommend", "--planner", "quick"]) == 1
         assert "known: throughput, fair, fifo, deadline" in capsys.readouterr().err
-        assert main([*SMALL, "--write", str(tmp_path / "x")]) == 1
+        assert main([*SMALL, "--write"]) == 1
         assert "--write needs --recommend" in capsys.readouterr().err
-        with pytest.raises(UserError, match="--write"):
-            write_setting(tmp_path, "fair")
 
     def test_a_what_if_of_the_policy_is_one_row(self, capsys: pytest.CaptureFixture[str]) -> None:
         words = ["--policy", "fifo-skip,phalanx", "--what-if", "planner=fair", "--json"]
@@ -159,7 +158,9 @@ class TestProgram:
         assert changed(Scenario(policy="las"), "planner=fair").policy == "phalanx"
 
 
-def test_past_jobs_are_replayed_with_the_projects_of_their_home(tmp_path: Path) -> None:
+def test_past_jobs_are_replayed_with_the_projects_and_the_policy_of_their_home(
+    tmp_path: Path,
+) -> None:
     file = HomeLayout(tmp_path).database_file
     file.parent.mkdir(parents=True)
     store = open_store(file)
@@ -168,6 +169,14 @@ def test_past_jobs_are_replayed_with_the_projects_of_their_home(tmp_path: Path) 
     def work(tx: Tx) -> None:
         resources.projects.put(tx, [Applied("vision", spec.model_dump(mode="json"), 1, "me")])
 
+        planning.put_policy(tx, StoredPolicy("fair", 1, "me"))
+
+    assert store.view(planning.stored_policy) is None
     store.transact(work)
     store.close()
     assert history.past_projects(tmp_path) == [Project("vision", 8, max_slots=16)]
+    assert history.past_policy(tmp_path) == "fair"
+    asked = program.parser().parse_args(["--past", "--home", str(tmp_path)])
+    assert program._scenario(asked).planner == "fair"
+    asked.planner = "fifo"
+    assert program._scenario(asked).planner == "fifo"

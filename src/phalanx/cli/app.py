@@ -27,7 +27,7 @@ from phalanx.cli.verbs import (
 )
 from phalanx.cli.verbs.bench import bench_app
 from phalanx.cli.verbs.nodes import nodes_app
-from phalanx.cli.verbs.pools import pools_app, projects_app
+from phalanx.cli.verbs.pools import pools_app, projects_app, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
 from phalanx.cli.verbs.studies.sweep import sweep_app
 from phalanx.cli.verbs.tokens import token_app
@@ -111,5 +111,8 @@ for _program, _panel in (
 app.add_typer(sweep_app, rich_help_panel=_TRAIN)
 app.add_typer(recipe_app, rich_help_panel=_TRAIN)
 app.add_typer(bench_app, rich_help_panel=_PLATFORM)
-for _group in (pools_app, nodes_app, projects_app, token_app, platform.admin_app, submit.spec_app):
+for _group in (
+    *(pools_app, nodes_app, projects_app, scheduler_app, token_app),
+    *(platform.admin_app, submit.spec_app),
+):
     app.add_typer(_group, rich_help_panel=_PLATFORM)

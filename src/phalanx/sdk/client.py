@@ -26,6 +26,8 @@ from phalanx.schemas.api.pools import (
     NodeView,
     PoolView,
     ProjectView,
+    SchedulerPolicyView,
+    SetPolicyRequest,
 )
 from phalanx.schemas.api.why import WhyView
 from phalanx.sdk.jobs import JobCalls
@@ -126,6 +128,22 @@ class PhalanxClient(JobCalls):
     def remove_project(self, name: str) -> None:
         """Remove a project's limits. Raises NotFound, and Conflict for a parent of other projects."""
         self._delete(f"{V1}/projects/{name}")
+
+    def scheduler_policy(self) -> SchedulerPolicyView:
+        """The planning policy in effect, and where it comes from."""
+        return self._get(f"{V1}/scheduler/policy", SchedulerPolicyView)
+
+    def set_scheduler_policy(self, name: str) -> SchedulerPolicyView:
+        """Set the planning policy: the next pass uses it. Raises UserError for an unknown name.
+
+        Needs the scope admin.
+        """
+        body = SetPolicyRequest(policy=name)
+        return self._put(f"{V1}/scheduler/policy", body, SchedulerPolicyView)
+
+    def reset_scheduler_policy(self) -> None:
+        """Return to the policy of the control plane's start. Needs the scope admin."""
+        self._delete(f"{V1}/scheduler/policy")
 
     def tokens(self) -> list[TokenView]:
         """Tokens that have not expired, without their values. Needs the scope admin."""

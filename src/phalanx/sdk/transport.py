@@ -198,6 +198,12 @@ class Transport:
             time.sleep(pause_s)
         return self._send("POST", path, **rest)
 
+    def _put(self, path: str, body: BaseModel, model: type[M]) -> M:
+        headers = {"Content-Type": "application/json"}
+        response = self._send("PUT", path, content=encode(body), headers=headers)
+        raise_for(response)
+        return read(model, response)
+
     def _delete(self, path: str) -> None:
         raise_for(self._send("DELETE", path))
 

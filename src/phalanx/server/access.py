@@ -28,6 +28,7 @@ RULES: dict[tuple[str, str], Scope] = {
     ("GET", "/api/v1/nodes/{name}"): Scope.READ,
     ("GET", "/api/v1/projects"): Scope.READ,
     ("GET", "/api/v1/projects/{name}"): Scope.READ,
+    ("GET", "/api/v1/scheduler/policy"): Scope.READ,
     ("GET", "/api/v1/studies"): Scope.READ,
     ("GET", "/api/v1/studies/{num}"): Scope.READ,
     ("GET", "/api/v1/studies/{num}/trials"): Scope.READ,

@@ -12,7 +12,6 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -24,7 +23,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import phalanx
-from phalanx.core.scheduling import NAMED_POLICIES
 from phalanx.errors import (
     NotFound,
     PlatformError,
@@ -78,7 +76,7 @@ class StopCause(StrEnum):
 
 
 def policy_of(settings: SchedulerSettings) -> PlanningPolicy:
-    """The planner's policy from the settings; that of the defaults is `PlannerConfig()`.
+    """The planner's policy at the start; that of the defaults is `PlannerConfig()`.
 
     A setting that was given replaces the constant of the named policy.
     """
@@ -86,8 +84,8 @@ def policy_of(settings: SchedulerSettings) -> PlanningPolicy:
     constants = {field: getattr(settings, field) for field in sorted(given)}
     if "peer_hysteresis" in settings.model_fields_set:
         constants["hysteresis"] = settings.peer_hysteresis
-    config = replace(NAMED_POLICIES[settings.policy], **constants)
-    return PlanningPolicy(config, settings.usage_half_life_s)
+    start = PlanningPolicy(half_life_s=settings.usage_half_life_s, constants=constants)
+    return start.under(settings.policy)
 
 
 def derived_key(token: str) -> bytes:

@@ -71,8 +71,9 @@ class SchedulerSettings(SettingsGroup):
 
     policy: Literal["throughput", "fair", "fifo", "deadline"] = Field(
         default=DEFAULT_POLICY,
-        description="Planning policy: a named set of constants (docs/explanation/policies.md). The "
-        "settings of this group that are given replace its own.",
+        description="Planning policy: a named set of constants (docs/explanation/policies.md), in effect "
+        "unless `phalanx scheduler policy set` has stored another one. The settings of this group that "
+        "are given replace the constants of either.",
     )
     guard_after_s: float = Field(
         default=_PLANNER.guard_after_s,

@@ -76,7 +76,7 @@ class Platform:
     base_env: Mapping[str, str] = field(default_factory=dict)  # base environment of `submit` jobs
     contact_lost_after_s: float = 480.0  # silence before a supervisor is lost
     log_limit: int | None = None  # bytes of output stored of one job; None: any number
-    policy: PlanningPolicy = PlanningPolicy()  # planning configuration
+    policy: PlanningPolicy = field(default_factory=PlanningPolicy)  # until another one is stored
     scheduler_cache: SchedulerCache = field(default_factory=SchedulerCache, compare=False)  # cache
     studies: StudyCache = field(default_factory=StudyCache, compare=False)  # studies in memory
     sampler: SamplerWorker = field(default_factory=SamplerWorker, compare=False)  # runs models

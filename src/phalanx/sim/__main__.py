@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -21,7 +22,7 @@ from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.output.report import ProjectRow, RunFigures
 from phalanx.sim.peers.catalog import POLICIES
-from phalanx.sim.recommend import project_file, recommend, write_setting
+from phalanx.sim.recommend import Recommendation, project_file, recommend
 from phalanx.sim.scenario import (
     Outcome,
     Scenario,
@@ -118,7 +119,10 @@ def _add_comparison(how: argparse._ArgumentGroup) -> None:
         "--what-if", action="append", default=[], metavar="nodes=+4", help="also run this change"
     )
     how.add_argument(
-        "--planner", default=DEFAULT_POLICY, metavar="NAME", help="named policy of the planner"
+        "--planner",
+        metavar="NAME",
+        help="named policy of the planner; default: with --past the one set at the control plane of "
+        f"--home, else {DEFAULT_POLICY}",
     )
     how.add_argument(
         "--recommend",
@@ -128,9 +132,8 @@ def _add_comparison(how: argparse._ArgumentGroup) -> None:
     )
     how.add_argument(
         "--write",
-        type=Path,
-        metavar="FILE",
-        help="with --recommend: set the policy in this file of environment variables",
+        action="store_true",
+        help="with --recommend: set the policy of the control plane of --home, or of PHALANX_URL",
     )
     how.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a plot")
     how.add_argument("--audit", action="store_true", help="check all invariants at every pass")
@@ -142,9 +145,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser().parse_args(arguments)
     try:
         if asked.recommend:
-            print(_recommended(asked))  # noqa: T201
+            base = _scenario(asked)
+            found = recommend(base, _jobs(asked, base), _say)
+            _say("")
+            print(_recommended(asked, base.planner, found))  # noqa: T201
+            if asked.write:
+                _set_policy(asked.home, found.planner)
             return 0
-        if asked.write is not None:
+        if asked.write:
             raise UserError("--write needs --recommend")
         outcomes = compare(asked)
         if asked.plot is not None:
@@ -178,29 +186,34 @@ def compare(asked: argparse.Namespace) -> list[Outcome]:
     return outcomes
 
 
-def _recommended(asked: argparse.Namespace) -> str:
-    """Replay under the named policies; write the setting if that was asked for."""
-    base = _scenario(asked)
-    found = recommend(base, _jobs(asked, base), _say)
-    _say("")
-    if asked.write is not None:
-        write_setting(asked.write, found.planner)
+def _recommended(asked: argparse.Namespace, now: str, found: Recommendation) -> str:
+    """The recommendation as text or JSON. `now` is the present policy."""
     if asked.json:
         rows = json.loads(_json([trial.outcome for trial in found.trials]))
-        said = {"policy": found.planner, "setting": found.setting(), "reasons": found.reasons}
+        said = {"policy": found.planner, "command": found.command(), "reasons": found.reasons}
         quotas = {"project_file": project_file(found.projects) if found.projects else None}
         return json.dumps(said | quotas | {"trials": rows}, indent=1)
     lines = [_tables([trial.outcome for trial in found.trials], asked.price > 0)]
     purpose = PURPOSES[found.planner]
-    lines.append(f"\nrecommended: {found.planner} (now {asked.planner}): {purpose}")
+    lines.append(f"\nrecommended: {found.planner} (now {now}): {purpose}")
     lines += [f"  {reason}" for reason in found.reasons]
-    lines.append(f"to apply it: restart the control plane with {found.setting()}")
-    if asked.write is not None:
-        lines.append(f"written to {asked.write}")
+    if not asked.write:
+        lines.append(f"to apply it: {found.command()}")
     if found.projects:
         lines.append("quotas that harm no project: phalanx projects apply -f FILE with")
         lines.append(project_file(found.projects).rstrip())
     return "\n".join(lines)
+
+
+def _set_policy(home: Path, planner: str) -> None:
+    """Set the policy of a control plane by a command of its own. Raises UserError where it fails."""
+    words = ["--home", str(home), "scheduler", "policy", "set", planner]
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx.cli", *words], check=False, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise UserError(f"--write: {planner} was not set: {done.stderr.strip()}")
+    print(f"set at the control plane: {planner}", file=sys.stderr)  # noqa: T201
 
 
 def _say(text: str) -> None:
@@ -214,6 +227,7 @@ def _scenario(asked: argparse.Namespace) -> Scenario:
         raise UserError("--nodes, --slots-per-node, --rack and --jobs must be at least 1")
     if not asked.load > 0 or asked.price < 0 or asked.failures < 0:
         raise UserError("--load must be above 0; --price and --failures must not be negative")
+    stored = history.past_policy(asked.home) if asked.past and asked.trace is None else None
     made = Scenario(
         num_nodes=asked.nodes,
         slots_per_node=asked.slots_per_node,
@@ -225,7 +239,7 @@ def _scenario(asked: argparse.Namespace) -> Scenario:
         topology=tuple(traces.lingjun_nodes(asked.topology, asked.slots_per_node))
         if asked.topology is not None
         else (),
-        planner=planner_named(asked.planner),
+        planner=planner_named(asked.planner or stored or DEFAULT_POLICY),
     )
     if asked.past and asked.trace is None and not (asked.quota or asked.guarantee):
         made = replace(made, projects=tuple(history.past_projects(asked.home)))

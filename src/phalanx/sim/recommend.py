@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from phalanx.core.scheduling import NAMED_POLICIES, Project
-from phalanx.errors import UserError
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.output.report import ProjectRow
 from phalanx.sim.scenario import Outcome, Scenario, run
 
-_VARIABLE = "PHALANX__SCHEDULER__POLICY"
 _HARM, _HARM_H = 1.1, 0.05
 _WORTH, _WORTH_H = 0.05, 0.01
 _SHARED_OUT = 0.8
@@ -51,9 +48,9 @@ class Recommendation:
     reasons: tuple[str, ...]
     trials: tuple[Replay, ...]
 
-    def setting(self) -> str:
-        """The line for the environment of the control plane."""
-        return f"{_VARIABLE}={self.planner}"
+    def command(self) -> str:
+        """The command that sets the policy of a control plane."""
+        return f"phalanx scheduler policy set {self.planner}"
 
 
 def recommend(
@@ -152,17 +149,6 @@ def _harmed(now: Replay, trial: Replay) -> tuple[ProjectRow, ProjectRow] | None:
         return None
     _, first, last = max(worse, key=lambda one: one[0])
     return first, last
-
-
-def write_setting(path: Path, planner: str) -> None:
-    """Set the policy in a file of environment variables and keep its other lines. Raises UserError."""
-    line = f"{_VARIABLE}={planner}"
-    try:
-        lines = path.read_text().splitlines() if path.exists() else []
-        kept = [one for one in lines if not one.strip().startswith(f"{_VARIABLE}=")]
-        path.write_text("\n".join([*kept, line]) + "\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--write {path}: {error}") from None
 
 
 def project_file(projects: Sequence[Project]) -> str:

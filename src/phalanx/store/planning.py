@@ -1,7 +1,8 @@
-"""Planner state that must survive a crash: reservations and the past usage of projects."""
+"""Planner state that must survive a crash: reservations, past usage of projects, the chosen policy."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -11,10 +12,11 @@ from phalanx.core.codec import decode, encode
 from phalanx.core.gang.placement import Placement
 from phalanx.core.scheduling.model.planner_state import Reservation, Usage
 from phalanx.store.database import Tx, columns_of, read
-from phalanx.store.tables import project_usage, reservations
+from phalanx.store.tables import facts, project_usage, reservations
 
 PREEMPTION = "preemption"
 MOVE = "move"
+_POLICY = "scheduler_policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,15 @@ class StoredReservation:
     kind: str
     placement: Placement | None
     created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPolicy:
+    """The planning policy that was set while the control plane ran, and when and by what."""
+
+    policy: str
+    set_at: int  # µs UTC
+    set_by: str
 
 
 def reservations_now(tx: Tx) -> dict[int, StoredReservation]:
@@ -72,3 +83,21 @@ def put_usage(tx: Tx, rows: Mapping[str, Usage]) -> None:
         return
     tx.conn.execute(project_usage.delete().where(project_usage.c.project.in_(list(rows))))
     tx.conn.execute(project_usage.insert(), [columns_of(one) for one in rows.values()])
+
+
+def stored_policy(tx: Tx) -> StoredPolicy | None:
+    """Read the policy that was set; None: that of the start is in effect."""
+    query = select(facts.c.value).where(facts.c.name == _POLICY)
+    value = tx.conn.execute(query).scalar_one_or_none()
+    return None if value is None else decode(StoredPolicy, json.loads(value))
+
+
+def put_policy(tx: Tx, one: StoredPolicy) -> None:
+    """Set the policy; it replaces an earlier one."""
+    remove_policy(tx)
+    tx.conn.execute(facts.insert(), {"name": _POLICY, "value": json.dumps(encode(one))})
+
+
+def remove_policy(tx: Tx) -> None:
+    """Forget the policy that was set."""
+    tx.conn.execute(facts.delete().where(facts.c.name == _POLICY))

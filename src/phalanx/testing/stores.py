@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -21,11 +22,12 @@ from phalanx.core.jobs.machine import create, decide, rebuild
 from phalanx.core.jobs.model import Job, JobPolicy, JobState, KillAttempt, LaunchAttempt, StopGoal
 from phalanx.core.training.ledger import Consumed
 from phalanx.errors import LeaseLost, NotFound, StaleRow
-from phalanx.store import Store, Tx, events, jobs, lineage, outbox, supervisors, telemetry
+from phalanx.store import Store, Tx, events, jobs, lineage, outbox, planning, supervisors, telemetry
 from phalanx.store.database import take_numbers
 from phalanx.store.events import NewEvent
 from phalanx.store.jobs import JobFacts, JobFilter
 from phalanx.store.lineage import LedgerSlice
+from phalanx.store.planning import StoredPolicy
 from phalanx.store.tables import jobs as jobs_table
 from phalanx.store.telemetry import LogSegment
 
@@ -304,6 +306,18 @@ class StoreContract:
         ]
         assert store.view(lambda tx: len(list(telemetry.points_of(tx, 2)))) == 1
         assert store.transact(lambda tx: telemetry.drop_points(tx, [], limit=9)) == 0
+
+    def test_the_policy_that_was_set_last_is_kept_until_it_is_removed(self, reopen: Reopen) -> None:
+        store = reopen()
+        assert store.view(planning.stored_policy) is None
+        for at, name in enumerate(("fair", "fifo")):
+            chosen = StoredPolicy(name, NOW + at, "user")
+            store.transact(partial(planning.put_policy, one=chosen))
+        again = reopen()
+        assert again.view(planning.stored_policy) == StoredPolicy("fifo", NOW + 1, "user")
+        again.transact(planning.remove_policy)
+        assert reopen().view(planning.stored_policy) is None
+        assert again.database_id == store.database_id
 
     def test_lineage_is_kept_by_generation(self, store: Store) -> None:
         def work(tx: Tx) -> tuple[bool, bool]:

@@ -79,6 +79,12 @@ def test_verbs_at_once_start_one_control_plane_which_up_takes_over(home: Home):
         code, _, err = home.run("up")
         assert (code, "already has a control plane" in err) == (1, True)
         assert home.run("ps", "--json")[:2] == (0, "[]\n")
+        words = ("--recommend", "--write", "--jobs", "20", "--nodes", "2")
+        code, out, err = home.run("simulate", *words)
+        assert (code, "recommended: " in out) == (0, True), err
+        assert json.loads(home.run("scheduler", "policy", "show", "--json")[1])["stored"]
+        code, _, err = home.run("scheduler", "policy", "set", "quick")
+        assert (code, "known: throughput, fair, fifo, deadline" in err) == (1, True)
     finally:
         up.send_signal(signal.SIGINT)
         out, err = up.communicate(timeout=60)

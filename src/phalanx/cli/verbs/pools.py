@@ -1,4 +1,4 @@
-"""Verbs on pools and on projects: list, apply, show, rm."""
+"""Verbs on pools and on projects: list, apply, show, rm; and on the scheduler's policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.cli.terminal.options import AsJson
 from phalanx.cli.terminal.output import holders
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.pools import ApplyResponse
+    from phalanx.schemas.api.pools import ApplyResponse, SchedulerPolicyView
     from phalanx.sdk import PhalanxClient
 
 PoolName = Annotated[str, typer.Argument(metavar="POOL", help="Name of the pool.")]
@@ -164,6 +164,67 @@ def show_project(ctx: typer.Context, project: ProjectName, json: AsJson = False)
             ("max priority", view.max_priority),
             ("max running", view.max_running),
             ("from", "a project file" if view.applied_at else "its jobs; no limits are set"),
+        ]
+    )
+
+
+policy_app = typer.Typer(
+    name="policy", no_args_is_help=True, help="The planning policy: show, set, reset."
+)
+scheduler_app = typer.Typer(
+    name="scheduler", no_args_is_help=True, help="The scheduler: its planning policy."
+)
+scheduler_app.add_typer(policy_app)
+
+
+@policy_app.command("show")
+def show_policy(ctx: typer.Context, json: AsJson = False) -> None:
+    """Show the planning policy in effect, and whether it was set or is that of the start."""
+    with connected(ctx) as client:
+        view = client.scheduler_policy()
+    _print_policy(view, json)
+
+
+@policy_app.command("set")
+def set_policy(
+    ctx: typer.Context,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="throughput, fair, fifo or deadline.")
+    ],
+    json: AsJson = False,
+) -> None:
+    """Set the planning policy: the next planner pass uses it, and so does every later start."""
+    with connected(ctx) as client:
+        view = client.set_scheduler_policy(name)
+    _print_policy(view, json)
+
+
+@policy_app.command("reset")
+def reset_policy(ctx: typer.Context, json: AsJson = False) -> None:
+    """Return to the policy that the control plane was started with."""
+    with connected(ctx) as client:
+        client.reset_scheduler_policy()
+        view = client.scheduler_policy()
+    _print_policy(view, json)
+
+
+def _print_policy(view: SchedulerPolicyView, json: bool) -> None:
+    if json:
+        output.as_json(view)
+        return
+    if view.set_at is not None:
+        stored = f"{view.stored}, {output.moment(view.set_at)}, by {view.set_by}"
+        if view.source == "start":
+            stored += "; this release does not know it"
+    else:
+        stored = "no: the policy of the start is in effect"
+    output.facts(
+        [
+            ("policy", f"{view.policy}: {view.purpose}"),
+            ("set", stored),
+            ("at the start", view.start),
+            ("constants", " ".join(f"{key}={value}" for key, value in view.constants.items())),
+            ("known", ", ".join(view.policies)),
         ]
     )
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import typer
+
+from phalanx.cli.client.session import Session
 
 # The child parses everything after the verb, `--help` included.
 PASS_ARGUMENTS = {
@@ -20,10 +23,10 @@ PASS_ARGUMENTS = {
 _ARGPARSE_USAGE = 2
 
 
-def run_module(module: str, words: list[str]) -> None:
+def run_module(module: str, words: list[str], env: Mapping[str, str] | None = None) -> None:
     """Run a module of Phalanx in a child process and exit with its code."""
     try:
-        done = subprocess.run([sys.executable, "-m", module, *words], check=False)
+        done = subprocess.run([sys.executable, "-m", module, *words], check=False, env=env)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     # argparse exits with 2 for a wrong option; `phalanx` always exits with 1.
@@ -42,4 +45,10 @@ def plan(ctx: typer.Context) -> None:
 
 def simulate(ctx: typer.Context) -> None:
     """Simulate scheduling policies on past jobs, a trace or generated jobs, and compare them."""
-    run_module("phalanx.sim", ["--home", str(ctx.obj.home), *ctx.args])
+    session: Session = ctx.obj
+    env = dict(session.invocation.env)
+    # `--write` sets the policy at the control plane that the options of this command select.
+    for name, value in (("PHALANX_URL", session.url), ("PHALANX_TOKEN", session.token)):
+        if value:
+            env[name] = value
+    run_module("phalanx.sim", ["--home", str(session.home), *ctx.args], env)

@@ -1,4 +1,4 @@
-"""Bodies about pools, nodes and projects, and about applying a pool file or a project file."""
+"""Bodies about pools, nodes, projects and the scheduler's policy, and about applying a file of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShownAs
+from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, ShownAs
 from phalanx.schemas.pools.pool_file import PoolFile
 from phalanx.schemas.pools.project_file import ProjectFile
 
@@ -151,3 +151,24 @@ class DrainResponse(ResponseBody):
     state: str
     moving: list[int] = Field(default_factory=list)
     staying: list[int] = Field(default_factory=list)
+
+
+class SetPolicyRequest(RequestBody):
+    """Set the planning policy: one of the names in `SchedulerPolicyView.policies`."""
+
+    policy: ShortText
+
+
+class SchedulerPolicyView(ResponseBody):
+    """The planning policy in effect. The stored one precedes that of the start."""
+
+    policy: str  # in effect
+    purpose: str
+    source: Literal["stored", "start"]  # which of the two is in effect
+    start: str  # the setting of the control plane's start
+    stored: str | None = None  # None: none was set
+    set_at: At | None = None
+    set_by: str | None = None
+    #: Constants that were given at the start; they replace those of any policy.
+    constants: dict[str, str] = Field(default_factory=dict)
+    policies: dict[str, str] = Field(default_factory=dict)  # every name, with its purpose

@@ -1,4 +1,4 @@
-"""Routes for pools, nodes and projects."""
+"""Routes for pools, nodes, projects and the scheduler's policy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from phalanx.schemas.api.pools import (
     NodeView,
     PoolView,
     ProjectView,
+    SchedulerPolicyView,
+    SetPolicyRequest,
 )
 from phalanx.server.context import Here
 from phalanx.server.strict_requests import ObjectName, SearchText, StrictRoute
+from phalanx.services.planning import policy
 from phalanx.services.resources import inventory, pools, projects
 
 router = APIRouter(prefix="/api/v1", tags=["resources"], route_class=StrictRoute)
@@ -94,4 +97,23 @@ def get_project(here: Here, name: ObjectName) -> ProjectView:
 def delete_project(here: Here, name: ObjectName) -> Response:
     """Remove a project's limits; its jobs continue."""
     projects.remove_project(here.platform, name)
+    return Response(status_code=204)
+
+
+@router.get("/scheduler/policy")
+def get_policy(here: Here) -> SchedulerPolicyView:
+    """The planning policy in effect, and where it comes from."""
+    return policy.show_policy(here.platform)
+
+
+@router.put("/scheduler/policy")
+def put_policy(here: Here, request: SetPolicyRequest) -> SchedulerPolicyView:
+    """Set the planning policy: the next planner pass uses it; repeating it changes nothing."""
+    return policy.set_policy(here.platform, request.policy, here.clock.now(), _ACTOR)
+
+
+@router.delete("/scheduler/policy", status_code=204)
+def delete_policy(here: Here) -> Response:
+    """Return to the policy of the control plane's start; may be repeated."""
+    policy.reset_policy(here.platform)
     return Response(status_code=204)

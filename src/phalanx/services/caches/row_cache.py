@@ -9,12 +9,15 @@ import heapq
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from phalanx.core.gang.devices import shared_out
 from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.model import HOLDING, JobState
 from phalanx.core.reasons import Reason
 from phalanx.core.scheduling import (
+    DEFAULT_POLICY,
+    NAMED_POLICIES,
     PlannerConfig,
     PlanningInput,
     QueuedJob,
@@ -43,10 +46,20 @@ LOCAL = "local"
 
 @dataclass(frozen=True, slots=True)
 class PlanningPolicy:
-    """Planning configuration. `half_life_s`: half-life of past usage in fair-share accounting."""
+    """Planning configuration. `half_life_s`: half-life of past usage in fair-share accounting.
+
+    `constants` are settings of the start; they replace those of any named policy.
+    """
 
     config: PlannerConfig = PlannerConfig()
     half_life_s: float = 7 * 86_400.0
+    name: str = DEFAULT_POLICY
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+    def under(self, name: str) -> PlanningPolicy:
+        """The configuration under a named policy, with the constants of the start."""
+        config = replace(NAMED_POLICIES[name], **self.constants)
+        return replace(self, config=config, name=name)
 
 
 @dataclass(frozen=True, slots=True)

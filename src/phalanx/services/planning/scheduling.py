@@ -19,6 +19,7 @@ from phalanx.errors import PlatformError
 from phalanx.kit.text import job_label
 from phalanx.services.caches.row_cache import SchedulerView
 from phalanx.services.lifecycle.commit import Note, commit_events, commit_many
+from phalanx.services.planning.policy import policy_now
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, planning
 from phalanx.store.database import Tx
@@ -51,7 +52,7 @@ def view_of(platform: Platform, now: int) -> SchedulerView:
 
 def _view(platform: Platform, real: tuple[Node, ...], now: int) -> SchedulerView:
     return platform.store.view(
-        lambda tx: platform.scheduler_cache.view(tx, real, platform.policy, now)
+        lambda tx: platform.scheduler_cache.view(tx, real, policy_now(tx, platform.policy), now)
     )
 
 
@@ -112,7 +113,7 @@ def apply(platform: Platform, decided: Plan, view: SchedulerView, now: int) -> S
             taken={slot for one in holding for slot in _held_slots(one)},
             slots={node.id: node.num_slots for node in view.nodes},
             devices={node.id: node.devices for node in view.nodes if node.devices},
-            ttl_us=round(platform.policy.config.reservation_ttl_s * _US),
+            ttl_us=round(view.snapshot.config.reservation_ttl_s * _US),
             said=platform.scheduler_cache.reasons.said,
         )
         queued = {n: one for n, one in starting.items() if one.job.state is JobState.QUEUED}

@@ -20,7 +20,7 @@ from phalanx.kit.units import parse_duration
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.sim.jobs import US, TraceJob
-from phalanx.store import jobs, resources
+from phalanx.store import jobs, planning, resources
 from phalanx.store.database import Store, Tx, open_store
 from phalanx.store.jobs import JobFilter, StoredJob
 
@@ -55,6 +55,16 @@ def past_projects(root: Path) -> list[Project]:
     finally:
         store.close()
     return [ProjectSpec(**one.body).to_core() for one in applied]
+
+
+def past_policy(root: Path) -> str | None:
+    """The planning policy that was set at the control plane of this home, if any. Raises NotFound."""
+    store = _open(root)
+    try:
+        stored = store.view(planning.stored_policy)
+    finally:
+        store.close()
+    return None if stored is None else stored.policy
 
 
 def _open(root: Path) -> Store:
