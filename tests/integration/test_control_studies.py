@@ -175,7 +175,7 @@ def test_a_crash_between_any_two_commits_loses_and_doubles_nothing(
                 if bench.view(num).is_terminal:
                     break
                 if seed:
-                    _crash_at(rig, dice.randrange(1, 8))
+                    crash_at(rig, dice.randrange(1, 8))
                 try:
                     bench.go(num)
                 except Crash:
@@ -204,7 +204,7 @@ class Crash(BaseException):
     """The process is gone."""
 
 
-def _crash_at(rig: Rig, commit: int) -> None:
+def crash_at(rig: Rig, commit: int) -> None:
     """Have the process end before or behind commit number `commit` of studies."""
     real, seen = rig.store.transact, [0]
 

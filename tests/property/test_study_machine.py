@@ -32,6 +32,7 @@ from phalanx.core.search.model import (
     ResumeTrial,
     RungPolicy,
     RungResources,
+    SearchCode,
     StopTrial,
     Study,
     StudyBudget,
@@ -41,6 +42,7 @@ from phalanx.core.search.model import (
     SubmitTrial,
     Trial,
     TrialStatus,
+    Unpin,
 )
 from phalanx.core.search.space import ChoiceParameter, FloatParameter, Space
 from phalanx.errors import InvalidTransition
@@ -113,6 +115,7 @@ class World:
     inbox: list[e.StudyEvent] = field(default_factory=list)
     told: list[e.StudyEvent] = field(default_factory=list)
     jobs: int = 0
+    pins: set[str] = field(default_factory=set)
 
     def obey(self, command: object) -> None:
         chance = self.chance
@@ -140,7 +143,10 @@ class World:
             self.inbox.append(e.TrialPaused(command.trial, saved, self.used(command.trial)))
         elif isinstance(command, StopTrial) and command.trial in self.runs:
             self.end(command.trial, e.TrialOutcome.STOPPED)
+        elif isinstance(command, Unpin):
+            self.pins.discard(command.checkpoint)
         elif isinstance(command, Pin):
+            self.pins.add(command.checkpoint)
             self.inbox.append(e.CheckpointPinned(command.trial, command.checkpoint))
 
     def used(self, number: int) -> float:
@@ -176,7 +182,8 @@ class World:
         """Deliver the next message; now and then a later one first, or an old one again."""
         if self.told and self.chance.random() < 0.1:
             old = self.chance.choice(self.told)
-            if not isinstance(old, e.TrialPaused | e.TrialStarted):
+            # A pin is one transaction with its event, so that event is never told again.
+            if not isinstance(old, e.TrialPaused | e.TrialStarted | e.CheckpointPinned):
                 self.tell(old)
         if self.inbox:
             at = self.chance.randrange(min(3, len(self.inbox)))
@@ -208,6 +215,14 @@ class World:
         check(before, decision)
         for command in decision.commands:
             self.obey(command)
+        for fork in self.study.trials:
+            # Until a fork has a checkpoint of its own, it may have to begin from its parent's again.
+            needs = fork.fork_of is not None and fork.pinned is None and not fork.is_over
+            assert not needs or fork.fork_of in self.pins
+        places = self.study.policy.population
+        if places is not None and not self.study.is_over:
+            members = [one for one in self.study.trials if not _replaced(one)]
+            assert len(members) <= places.size
 
     def step(self) -> None:
         self.now += self.chance.choice([0, 1, US // 10, US])
@@ -217,6 +232,13 @@ class World:
             self.train()
         else:
             self.deliver()
+
+
+def _replaced(trial: Trial) -> bool:
+    """Whether a trial has no place in the population: a fork has it, or it never had one."""
+    begun = trial.queued_at is not None or not trial.is_over
+    counts = trial.status is not S.REJECTED and not trial.is_final and begun
+    return not counts or trial.reason.code is SearchCode.REPLACED
 
 
 def _trial(event: e.StudyEvent) -> int | None:
@@ -362,6 +384,7 @@ GUARDS = {
     "promotion": "phalanx.core.search.rungs.promotion.promotable",
     "budget": "phalanx.core.search.rungs.planning.affordable",
     "what is over": "phalanx.core.search.model.Trial.is_over",
+    "pins": "phalanx.core.search.draft.StudyDraft.unpin",
 }
 OFF = {
     "places": property(lambda draft: 3),
@@ -370,6 +393,7 @@ OFF = {
     "promotion": lambda rung, eta: [number for _, number in rung.candidates],
     "budget": lambda draft, amount_s: True,
     "what is over": property(lambda trial: False),
+    "pins": lambda draft, trial, checkpoint: draft.command(Unpin(trial.number, checkpoint)),
 }
 
 
@@ -384,7 +408,8 @@ def test_without_a_guard_an_invariant_is_broken(
         method="random",
         max_trials=6,
         parallel=2,
-        rungs=None if guard == "budget" else RungPolicy(max=4, eta=2),
+        rungs=None if guard in ("budget", "pins") else RungPolicy(max=4, eta=2),
+        population=PopulationPolicy(6, 2, 8) if guard == "pins" else None,
         budget=StudyBudget(slot_hours=0.01) if guard == "budget" else StudyBudget(),
     )
     with pytest.raises(AssertionError):

@@ -32,6 +32,7 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "tpe": frozenset({"init_points"}),
     "bayesian": frozenset({"acquisition", "kappa", "init_points"}),
     "auto": frozenset({"acquisition", "kappa", "init_points"}),
+    "pbt": frozenset(),
 }
 #: The modules that a method needs beyond the standard library; `auto` can do without Optuna.
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"tpe": ("optuna",), "bayesian": ("numpy",)}
@@ -93,6 +94,8 @@ def chosen_method(request: SampleRequest) -> str:
     than 12 parameters and after 300 trials. `bayesian` is TPE after 500 trials.
     """
     method = request.method
+    if method == "pbt":  # its forks are changed by the study itself
+        return "random"
     if method not in _OPTIONS and method not in _plugins():
         raise NotSupported(_unknown(method))
     if method == "bayesian" and len(request.observations) > _GP_TRIALS and _has("optuna"):
@@ -147,7 +150,7 @@ def describe(method: str, space: Space) -> str:
 
 def needs_model(method: str) -> bool:
     """Whether suggestions of a method take long, and belong in a process of their own."""
-    return method not in ("random", "grid", "qmc")
+    return method not in ("random", "grid", "qmc", "pbt")
 
 
 def _is_new(request: SampleRequest, seen: Set[Cell], params: Params) -> bool:

@@ -96,6 +96,55 @@ def test_a_study_goes_on_where_it_was_after_kills_of_its_control_plane(home: Hom
     assert len(json.loads(home.run("ps", "--all", "--json")[1])) == 8
 
 
+FORKED = """
+import torch
+import phalanx.train as pt
+
+run = pt.init(seed=1)
+model = torch.nn.Linear(1, 1)
+opt = torch.optim.SGD(model.parameters(), lr=run.params["lr"], momentum=0.9)
+x = torch.linspace(-1, 1, 16).reshape(16, 1)
+data = torch.utils.data.TensorDataset(x, 3 * x)
+loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+model, opt, loader = run.prepare(model, opt, loader)
+run.state.setdefault("rates", [])
+for epoch in run.epochs(6):
+    for x, y in loader:
+        opt.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        opt.step()
+    run.state["rates"].append(opt.param_groups[0]["lr"])
+    run.report(epoch=epoch, val_loss=loss.item())
+    print("RATES", run.state["rates"], flush=True)
+"""
+
+
+@pytest.mark.extras
+def test_forks_of_a_population_train_on_with_their_own_rates(home: Home):
+    name = study_file(home, [1], [0])
+    text = yaml.safe_load((home.root / name).read_text())
+    text |= {"search": {"method": "pbt", "seed": 1}, "space": {"lr": {"log": [1e-6, 0.5]}}}
+    text |= {"trials": {}, "start_with": [{"lr": 0.05}, {"lr": 0.04}, {"lr": 1e-5}, {"lr": 1e-6}]}
+    text["population"] = {"size": 4, "every": 2, "max": 6, "quantile": 0.5, "resample": 0.0}
+    (home.root / "trial.py").write_text(FORKED)
+    (home.root / name).write_text(yaml.safe_dump(text))
+    code, out, err = home.run("sweep", name)
+    assert code == 0, (out, err)
+    found = trials_of(home)
+    forks = [one for one in found if one["origin"]["parent"] is not None]
+    assert forks and sum(one["status"] == "completed" for one in found) == 4
+    for fork in (one for one in forks if one["status"] == "completed"):
+        parent = found[fork["origin"]["parent"]]
+        said = home.run("logs", f"j-{fork['job']}")[1]
+        rates = json.loads(said.rpartition("RATES ")[2].splitlines()[0])
+        # The epochs before the fork are the parent's; those behind it have the fork's own rate.
+        before = fork["origin"]["step"]
+        assert rates[before - 1] == pytest.approx(parent["params"]["lr"])
+        assert rates[before:] == pytest.approx([fork["params"]["lr"]] * (6 - before))
+        assert fork["params"] != parent["params"]
+
+
 @pytest.mark.extras
 def test_the_example_study_on_digits_pauses_losers_at_rungs(home: Home):
     text = yaml.safe_load((DIGITS / "study.yaml").read_text())

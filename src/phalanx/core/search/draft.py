@@ -160,6 +160,8 @@ class StudyDraft:
             reserved_s=0.0,
             **changes,
         )
+        if trial.fork_of is not None and trial.pinned is None:
+            self.release_parent(trial)
         return self.release_pin(trial)
 
     def release_pin(self, trial: Trial) -> Trial:
@@ -170,16 +172,14 @@ class StudyDraft:
         return self.change(trial, pinned=None)
 
     def unpin(self, trial: Trial, checkpoint: str) -> None:
-        """Release a checkpoint, unless a fork that has not started needs it."""
-        begin = (*self.index.asked, *self.index.suggested, *self.index.placed)
-        for number in begin if self.policy.population is not None else ():
-            fork = self.trials[number]
-            if fork.fork_of == checkpoint and fork.status is not _S.RUNNING:
+        """Release a checkpoint, unless a fork needs it: one without a pinned checkpoint of its own."""
+        for fork in self.trials if self.policy.population is not None else ():
+            if fork.fork_of == checkpoint and fork.pinned is None and not fork.is_over:
                 return
         self.command(Unpin(trial.number, checkpoint))
 
     def release_parent(self, fork: Trial) -> None:
-        """Release the checkpoint from which a fork has started, if its parent needs it no more."""
+        """Release the checkpoint that a fork began from, unless its parent or another fork needs it."""
         parent = None if fork.origin.parent is None else self.trial(fork.origin.parent)
         if parent is not None and fork.fork_of and parent.pinned != fork.fork_of:
             self.unpin(parent, fork.fork_of)
@@ -195,8 +195,8 @@ class StudyDraft:
     def resume(self, trial: Trial, reason: SearchReason) -> Trial:
         """Put a paused trial into the queue again, to run up to its `until`."""
         if trial.job is None:
-            checkpoint = trial.pinned or (trial.last.checkpoint if trial.last else None)
-            self.command(SubmitTrial(trial.number, trial.resubmits, checkpoint))
+            own = trial.pinned or (trial.last.checkpoint if trial.last else None)
+            self.command(SubmitTrial(trial.number, trial.resubmits, own or trial.fork_of))
         else:
             self.command(ResumeTrial(trial.number, trial.until))
         return self.change(trial, status=_S.WAITING, reason=reason, queued_at=self.now)

@@ -207,6 +207,12 @@ class StudyPolicy:
         return () if self.population is None else self.population.levels()
 
     @property
+    def unit(self) -> str:
+        """What the progress of a trial is counted in."""
+        counted = self.rungs or self.population
+        return "epoch" if counted is None else counted.unit
+
+    @property
     def ahead(self) -> int:
         """Number of suggestions that are made before they are needed."""
         if self.ask_ahead is not None:
@@ -661,10 +667,14 @@ class ForkTrial:
 
 @dataclass(frozen=True, slots=True)
 class ResizeTrial:
-    """Give the paused job of a trial other resources; a ResumeTrial follows."""
+    """Submit a job with other resources in place of a trial's paused one; a ResumeTrial follows.
+
+    It begins from `checkpoint`, or from the trial's newest one. Ends as TrialSubmitted.
+    """
 
     trial: int
     resources: RungResources
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from pydantic import (
 from pydantic import WithJsonSchema as Shown
 
 from phalanx.core.search.draw import uniform
+from phalanx.core.search.model import RungPolicy
 from phalanx.core.search.space import (
     ChoiceParameter,
     ConstantParameter,
@@ -432,6 +433,22 @@ class RungsSection(Section):
         description="Other shapes for trials on the way to this rung or a later one, as in "
         "{27: {slots_per_node: 4}}.",
     )
+
+    def to_core(self) -> RungPolicy:
+        """The core value."""
+        return RungPolicy(
+            rule=self.rule,
+            type=self.type,
+            unit=self.unit,
+            min=self.min,
+            max=self.max,
+            eta=self.eta,
+            brackets=self.brackets,
+            interval=self.interval,
+            hold_s=None if self.hold == "auto" else parse_duration(self.hold),
+            min_results=5 if self.min_results is None else self.min_results,
+            percentile=50.0 if self.percentile is None else self.percentile,
+        )
 
 
 class PopulationSection(Section):

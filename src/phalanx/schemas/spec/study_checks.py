@@ -88,6 +88,15 @@ def _method(spec: StudySpec) -> Iterator[Problem]:
 
 def _numbers(spec: StudySpec) -> Iterator[Problem]:
     trials, budget = spec.trials, spec.budget
+    if spec.population is not None:
+        size = spec.population.size
+        if trials.max not in (None, size):
+            said = f"is `population.size`, {size}, here: write that, or leave it out"
+            yield Problem("trials.max", said, str(trials.max))
+        if len(spec.start_with) > size:
+            said = f"has {len(spec.start_with)} entries, more than `population.size`, {size}"
+            yield Problem("start_with", said)
+        return
     if trials.max is None:
         limited = any(one is not None for one in (budget.slot_hours, budget.usd, budget.duration))
         if spec.search.method != "grid" and not limited:
@@ -127,17 +136,6 @@ def _grid(spec: StudySpec, space: Space) -> Iterator[Problem]:
         yield Problem("trials.max", said, str(most))
 
 
-def rung_units(rungs: RungsSection) -> tuple[int, ...]:
-    """The units of the rungs of the first bracket: min, min × eta, … and max."""
-    found, unit = [], rungs.min
-    while unit < rungs.max:
-        found.append(unit)
-        unit = unit + rungs.interval if rungs.interval else unit * rungs.eta
-        if len(found) > _MAX_RUNGS:
-            break
-    return (*found, rungs.max)
-
-
 def _rungs(spec: StudySpec) -> Iterator[Problem]:
     rungs = spec.rungs
     if rungs is None:
@@ -145,11 +143,11 @@ def _rungs(spec: StudySpec) -> Iterator[Problem]:
     if rungs.min > rungs.max:
         yield Problem("rungs.min", f"is above `rungs.max`, {rungs.max}", str(rungs.min))
         return
-    levels = rung_units(rungs)
-    if len(levels) > _MAX_RUNGS:
+    if rungs.interval is not None and (rungs.max - rungs.min) // rungs.interval >= _MAX_RUNGS:
         said = f"makes more than {_MAX_RUNGS} rungs up to {rungs.max}; write a larger one"
         yield Problem("rungs.interval", said, str(rungs.interval))
         return
+    levels = rungs.to_core().levels
     if rungs.rule in _HALVING:
         yield from _halving(rungs, levels)
     else:
@@ -214,9 +212,11 @@ def _population(spec: StudySpec) -> Iterator[Problem]:
     if not low < 1 < high:
         said = "write one factor below 1 and one above, such as [0.8, 1.2]"
         yield Problem("population.factors", said, f"[{low:g}, {high:g}]")
-    if spec.trials.max is not None and population.size > spec.trials.max:
-        said = f"is more than `trials.max`, {spec.trials.max}"
-        yield Problem("population.size", said, str(population.size))
+    if population.max // population.every > _MAX_RUNGS:
+        said = (
+            f"makes more than {_MAX_RUNGS} comparisons up to {population.max}; write a larger one"
+        )
+        yield Problem("population.every", said, str(population.every))
 
 
 def _starts(spec: StudySpec, space: Space) -> Iterator[Problem]:
@@ -382,7 +382,7 @@ def _levels(spec: StudySpec, max_trials: int) -> list[tuple[int, int]]:
     rungs = spec.rungs
     if rungs is None:
         return []
-    units = rung_units(rungs)
+    units = rungs.to_core().levels
     if rungs.rule not in _HALVING:
         return [(units[-1], max_trials)]
     reached = dict.fromkeys(units, 0.0)

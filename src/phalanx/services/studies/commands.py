@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from phalanx.core.contract.trial import ForkSource
 from phalanx.core.jobs.events import JobEvent, Resumed, StopRequested, TargetRaised
 from phalanx.core.jobs.model import Job, JobState, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
@@ -15,14 +16,17 @@ from phalanx.core.search import events as e
 from phalanx.core.search.model import (
     ContinueTo,
     FinishStudy,
+    ForkTrial,
     PauseTrial,
     Pin,
+    ResizeTrial,
     ResumeTrial,
     StopTrial,
+    Study,
     SubmitTrial,
     Unpin,
 )
-from phalanx.errors import InvariantBroken, PlatformError, StoreError
+from phalanx.errors import CheckpointNotFound, InvariantBroken, PlatformError, StoreError
 from phalanx.kit.clock import backoff_s
 from phalanx.kit.text import study_label
 from phalanx.services.lifecycle.commit import commit_events
@@ -30,16 +34,19 @@ from phalanx.services.lifecycle.submit import PreparedJob, store_prepared
 from phalanx.services.platform import Platform
 from phalanx.services.studies.commit import ACTOR, StudyWork, transact_studies
 from phalanx.services.studies.facts import BY_STUDY
-from phalanx.services.studies.trial_jobs import prepare_trial
+from phalanx.services.studies.trial_jobs import prepare_trial, source_of
 from phalanx.store import jobs
+from phalanx.store.database import Tx
 from phalanx.store.studies import checkpoint_pins, commands, rows
 from phalanx.store.studies.commands import OpenCommand
+from phalanx.store.studies.rows import StoredStudy
 
 _BATCH = 64
 _US = 1_000_000
 NO_TARGET = 10**15
 """The target of a trial that runs to its end after it had paused at one."""
 _Prepared = Mapping[int, PreparedJob | PlatformError]
+_Submits = SubmitTrial | ForkTrial | ResizeTrial
 
 
 def carry_out(platform: Platform, now: int) -> int:
@@ -65,66 +72,72 @@ def carry_out(platform: Platform, now: int) -> int:
 
 def _prepare(platform: Platform, found: Sequence[OpenCommand]) -> _Prepared:
     """The checked jobs of trials to submit, or why they cannot be, by command."""
-    wanted = [one for one in found if isinstance(one.command, SubmitTrial)]
+    wanted = {
+        one.id: (one, command) for one in found if isinstance(command := one.command, _Submits)
+    }
     if not wanted:
         return {}
-    stored = platform.store.view(lambda tx: rows.load_many(tx, [one.study for one in wanted]))
+
+    def read(
+        tx: Tx, one: OpenCommand, command: _Submits
+    ) -> tuple[StoredStudy, Study, ForkSource | None]:
+        row = rows.load(tx, one.study)
+        study = platform.studies.study(tx, row)
+        return row, study, source_of(tx, one.study, study.trials[command.trial], command)
+
     made: dict[int, PreparedJob | PlatformError] = {}
-    for one in wanted:
-        row = stored[one.study]
-        study = platform.store.view(lambda tx, row=row: platform.studies.study(tx, row))  # type: ignore[misc]
-        assert one.trial is not None
+    for num, (one, command) in wanted.items():
         try:
-            made[one.id] = prepare_trial(platform, row, study, study.trials[one.trial])
+            row, study, source = platform.store.view(lambda tx: read(tx, one, command))  # noqa: B023
+            trial = study.trials[command.trial]
+            made[num] = prepare_trial(platform, row, study, trial, source)
         except StoreError:
             raise
         except (PlatformError, KeyError) as error:
             said = error if isinstance(error, PlatformError) else PlatformError(f"no param {error}")
-            made[one.id] = said
+            made[num] = said
     return made
 
 
 def _execute(here: StudyWork, one: OpenCommand, prepared: _Prepared) -> list[int]:
-    """Carry out one command; returns the job that it was about."""
-    command, now = one.command, here.now
+    """Carry out one command; returns the jobs that it was about."""
+    command, now, study = one.command, here.now, one.study
     if isinstance(command, FinishStudy):
-        _finish(here, one.study)
+        _finish(here, study)
         return []
     assert one.trial is not None
-    trial = here.study(one.study).trials[one.trial]
-    if isinstance(command, SubmitTrial):
-        if trial.is_over or trial.ending is not None:
-            # It was stopped before it had a job.
-            _end(here, one, e.TrialOutcome.STOPPED, str(trial.reason))
-            return []
+    if isinstance(command, Pin):
+        owner = checkpoint_pins.job_of(here.tx, study, command.checkpoint)
+        by = study_label(study)
+        if owner is not None and checkpoint_pins.pin(here.tx, owner, command.checkpoint, by, now):
+            here.apply(study, [e.CheckpointPinned(one.trial, command.checkpoint)])
+        return []
+    if isinstance(command, Unpin):
+        checkpoint_pins.unpin(here.tx, study_label(study), [command.checkpoint])
+        return []
+    if isinstance(command, SubmitTrial | ForkTrial):
         return _submit(here, one, prepared[one.id])
+    trial = here.study(study).trials[one.trial]
     if trial.job is None:
         if isinstance(command, StopTrial):
             _end(here, one, e.TrialOutcome.STOPPED, str(command.reason))
         return []
     job = jobs.load(here.tx, trial.job).job
-    if isinstance(command, Pin):
-        by = study_label(one.study)
-        if checkpoint_pins.pin(here.tx, trial.job, command.checkpoint, by, now):
-            pinned = e.CheckpointPinned(one.trial, command.checkpoint)
-            here.apply(one.study, [pinned])
-        return []
-    if isinstance(command, Unpin):
-        checkpoint_pins.unpin(here.tx, study_label(one.study), [command.checkpoint])
-        return []
     if not _settled(command, job):
         _again(here, one)
         return []
-    fresh = _events_for(command, job, one.study)
+    fresh = _events_for(command, job, study)
     if fresh:
         commit_events(here.tx, trial.job, fresh, now, ACTOR)
+    if isinstance(command, ResizeTrial):
+        return [trial.job, *_submit(here, one, prepared[one.id])]
     return [trial.job]
 
 
 def _settled(command: object, job: Job) -> bool:
     """Whether a job can be resumed now: one that is pausing has to leave its slots first."""
     pausing = job.state is JobState.STOPPING and job.goal is StopGoal.PAUSE
-    return not (pausing and isinstance(command, ResumeTrial | ContinueTo))
+    return not (pausing and isinstance(command, ResumeTrial | ContinueTo | ResizeTrial))
 
 
 def _events_for(command: object, job: Job, study: int) -> list[JobEvent]:
@@ -134,6 +147,11 @@ def _events_for(command: object, job: Job, study: int) -> list[JobEvent]:
     by = f"{BY_STUDY} {study_label(study)}"
     if isinstance(command, StopTrial):
         why = Reason(ReasonCode.CANCEL_REQUESTED, f"{by}: {command.reason}")
+        return [StopRequested(StopGoal.CANCEL, why)]
+    if isinstance(command, ResizeTrial):
+        why = Reason(
+            ReasonCode.CANCEL_REQUESTED, f"{by}: the trial goes on in a job of another shape"
+        )
         return [StopRequested(StopGoal.CANCEL, why)]
     if isinstance(command, PauseTrial):
         if job.state is JobState.PAUSED:
@@ -151,10 +169,17 @@ def _events_for(command: object, job: Job, study: int) -> list[JobEvent]:
 
 
 def _submit(here: StudyWork, one: OpenCommand, prepared: PreparedJob | PlatformError) -> list[int]:
-    if isinstance(prepared, PlatformError):
-        _end(here, one, e.TrialOutcome.FAILED, str(prepared))
-        return []
     assert one.trial is not None
+    trial = here.study(one.study).trials[one.trial]
+    if trial.is_over or trial.ending is not None:
+        # It was stopped before it had a job.
+        _end(here, one, e.TrialOutcome.STOPPED, str(trial.reason))
+        return []
+    if isinstance(prepared, PlatformError):
+        gone = isinstance(prepared, CheckpointNotFound)
+        outcome = e.TrialOutcome.INFRASTRUCTURE if gone else e.TrialOutcome.FAILED
+        _end(here, one, outcome, str(prepared))
+        return []
     num = store_prepared(here.platform, here.tx, prepared, here.now, ACTOR)
     here.apply(one.study, [e.TrialSubmitted(one.trial, num)])
     return [num]

@@ -13,20 +13,11 @@ from phalanx.core.search.model import (
     EarlyStopPolicy,
     FailurePolicy,
     Objective,
-    RungPolicy,
+    PopulationPolicy,
     StudyBudget,
     StudyPolicy,
 )
-from phalanx.core.search.space import (
-    ChoiceParameter,
-    ConstantParameter,
-    FloatParameter,
-    IntParameter,
-    Parameter,
-    Space,
-)
 from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
-from phalanx.kit.units import parse_duration
 from phalanx.launch import secret_files
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.api.studies import (
@@ -35,14 +26,12 @@ from phalanx.schemas.api.studies import (
     SubmitStudyRequest,
 )
 from phalanx.schemas.spec.study import (
-    ParameterSection,
-    RungsSection,
+    PopulationSection,
     StudySpec,
     resolved_study,
     validate_study,
 )
 from phalanx.schemas.spec.study_checks import (
-    POPULATION_METHODS,
     forecast,
     sample_params,
     study_problems,
@@ -88,7 +77,7 @@ def check_study(platform: Platform, request: SubmitStudyRequest) -> StudyCheckVi
 
 def _checked(platform: Platform, request: SubmitStudyRequest) -> StudySpec:
     spec = validate_study(request.spec)
-    problems = study_problems(spec) or _unsupported(spec) or _space_problems(spec)
+    problems = study_problems(spec) or _unsupported(spec)
     if problems:
         raise SpecInvalid(problems)
     if request.kind == "run" and request.caller_cwd is None:
@@ -112,15 +101,11 @@ def _unsupported(spec: StudySpec) -> list[Problem]:
     """What a study may say and this release does not do."""
     found: list[Problem] = []
     later = "this release does not do that yet"
-    if spec.search.method in POPULATION_METHODS:
-        found.append(Problem("search.method", later, spec.search.method))
-    else:
-        found += methods.check(spec.search.method, options_of(spec), space_of(spec))
+    found += methods.check(spec.search.method, options_of(spec), spec.to_space())
     if spec.search.warm_start:
         found.append(Problem("search.warm_start", later))
-    for name in ("population", "final"):
-        if getattr(spec, name) is not None:
-            found.append(Problem(name, later))
+    if spec.final is not None:
+        found.append(Problem("final", later))
     if spec.job is None:
         found.append(Problem("job", f"is required: {later} for evaluators outside the platform"))
     if spec.rungs is not None and spec.rungs.resources:
@@ -140,79 +125,46 @@ def options_of(spec: StudySpec) -> dict[str, Any]:
     return {**search.options, **{name: one for name, one in named.items() if one is not None}}
 
 
-def space_of(spec: StudySpec) -> Space:
-    """The space of a study as a core value."""
-    parameters = {name: _parameter(one) for name, one in spec.space.items()}
-    return Space(parameters, tuple(spec.constraints))
-
-
-def _parameter(one: ParameterSection) -> Parameter:
-    (kind,) = one.kinds
-    if kind == "value":
-        return ConstantParameter(one.value, one.when)
-    if one.values is not None:
-        return ChoiceParameter(tuple(one.values), one.when)
-    low, high = one.bounds
-    if kind == "int":
-        return IntParameter(int(low), int(high), one.is_log, int(one.step or 1), one.when)
-    return FloatParameter(float(low), float(high), one.is_log, one.step, one.when)
-
-
-def _space_problems(spec: StudySpec) -> list[Problem]:
-    """Faults of the space, a grid that is too large, and first params that are not whole or not in it."""
-    space = space_of(spec)
-    found = space.problems()
-    if found:
-        return found
-    if spec.search.method == "grid":
-        try:
-            draw.grid_size(space)
-        except ValueError as error:
-            return [Problem("space", f"a grid needs a finite space of moderate size: {error}")]
-    return [
-        Problem(f"start_with.{index}", fault)
-        for index, params in enumerate(spec.start_with)
-        for fault in space.violations(params)
-    ]
-
-
 def policy_of(spec: StudySpec) -> StudyPolicy:
     """The settings that the study machine uses, from a spec without problems."""
-    space, one = space_of(spec), spec.trials
-    max_trials = one.max
+    space, one = spec.to_space(), spec.trials
+    max_trials, parallel = one.max, one.parallel
     if spec.search.method == "grid":
         cells = draw.grid_size(space)
         max_trials = cells if max_trials is None else min(max_trials, cells)
+    if spec.population is not None:
+        max_trials = spec.population.size
+        parallel = one.parallel if "parallel" in one.model_fields_set else max_trials
     objective, stop = spec.objective, spec.early_stop
+    first = (spec.first_params(index) for index in range(len(spec.start_with)))
     return StudyPolicy(
         space=space,
         objective=Objective(objective.metric, objective.goal, objective.at, objective.target),
         method=spec.search.method,
         options=options_of(spec),
         seed=spec.search.seed,
-        start_with=tuple(dict(params) for params in spec.start_with),
+        start_with=tuple(params for params in first if params is not None),
         max_trials=max_trials,
-        parallel=one.parallel,
+        parallel=parallel,
         failures=FailurePolicy(one.failed.max, one.failed.share),
         duplicates=one.duplicates,
-        rungs=None if spec.rungs is None else _rungs(spec.rungs),
+        rungs=None if spec.rungs is None else spec.rungs.to_core(),
         early_stop=None if stop is None else EarlyStopPolicy(stop.patience, stop.min_delta),
+        population=None if spec.population is None else _population(spec, spec.population),
         budget=StudyBudget(spec.budget.slot_hours, spec.budget.usd, spec.budget.duration),
     )
 
 
-def _rungs(rungs: RungsSection) -> RungPolicy:
-    return RungPolicy(
-        rule=rungs.rule,
-        type=rungs.type,
-        unit=rungs.unit,
-        min=rungs.min,
-        max=rungs.max,
-        eta=rungs.eta,
-        brackets=rungs.brackets,
-        hold_s=None if rungs.hold == "auto" else parse_duration(rungs.hold),
-        min_results=5 if rungs.min_results is None else rungs.min_results,
-        percentile=50.0 if rungs.percentile is None else rungs.percentile,
+def _population(spec: StudySpec, one: PopulationSection) -> PopulationPolicy:
+    return PopulationPolicy(
+        size=one.size,
+        interval=one.every,
+        max=one.max,
+        quantile=one.quantile,
+        explore="pb2" if spec.search.method == "pb2" else "perturb",
+        resample=one.resample,
+        factors=one.factors,
+        unit=one.unit,
     )
 
 

@@ -7,23 +7,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from phalanx.core.contract.secrecy import JOB_LAYER, WITHHELD, role_layer
-from phalanx.core.contract.trial import TrialContract
-from phalanx.core.search.model import Study, Trial
-from phalanx.errors import StoreError
+from phalanx.core.contract.trial import ForkSource, TrialContract
+from phalanx.core.search.draft import US
+from phalanx.core.search.model import ForkTrial, ResizeTrial, Study, SubmitTrial, Trial
+from phalanx.core.search.rungs.advance import LONGEST_HOLD_S, hold_us
+from phalanx.errors import CheckpointNotFound, StoreError
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.services.lifecycle.submit import PreparedJob, prepare
 from phalanx.services.platform import Platform
 from phalanx.services.studies.submit import CALLER
+from phalanx.store.database import Tx
+from phalanx.store.studies import checkpoint_pins
 from phalanx.store.studies.rows import StoredStudy
-
-_HOLD_S = 2.0
-"""How long a trial keeps its slots at a rung before the cost of a resume was measured."""
 
 
 def prepare_trial(
-    platform: Platform, stored: StoredStudy, study: Study, trial: Trial
+    platform: Platform,
+    stored: StoredStudy,
+    study: Study,
+    trial: Trial,
+    source: ForkSource | None = None,
 ) -> PreparedJob:
-    """Check the job of a trial, outside of any transaction. Raises SpecInvalid, UserError, NotFound."""
+    """Check the job of a trial, outside of any transaction; it begins from `source`, if given.
+
+    Raises SpecInvalid, UserError, NotFound.
+    """
     spec, given = platform.studies.spec(stored), stored.header.submission
     secrets = _secrets(platform, stored)
     job = {"name": stored.header.name, **_with_values(given["job"], secrets)}
@@ -37,25 +45,49 @@ def prepare_trial(
         caller_env=None if caller is None else {**caller, **secrets.get(CALLER, {})},
         owner=given["owner"],
     )
-    return prepare(platform, request, contract_of(study, trial))
+    return prepare(platform, request, contract_of(study, trial, source))
 
 
-def contract_of(study: Study, trial: Trial) -> TrialContract:
+def contract_of(study: Study, trial: Trial, source: ForkSource | None = None) -> TrialContract:
     """The trial as its ranks see it."""
     policy = study.policy
-    rungs = policy.rungs
     hold_s = 0.0
-    if rungs is not None and rungs.pauses:
-        hold_s = rungs.hold_s if rungs.hold_s is not None else study.facts.resume_cost_s or _HOLD_S
+    if policy.rungs is not None and policy.rungs.pauses:
+        hold_s = hold_us(study) / US
+    elif policy.levels:
+        # The study answers at once: a late answer only costs a restart.
+        hold_s = LONGEST_HOLD_S
     return TrialContract(
         study=study.num,
         trial=trial.number,
         params=dict(trial.params),
-        unit="epoch" if rungs is None else rungs.unit,
+        unit=policy.unit,
         until=trial.until,
         hold_s=hold_s,
         objective=policy.objective.metric,
+        fork_of=source,
     )
+
+
+def source_of(
+    tx: Tx, study: int, trial: Trial, command: SubmitTrial | ForkTrial | ResizeTrial
+) -> ForkSource | None:
+    """The checkpoint that the job of a command begins from; None: it begins anew.
+
+    A trial that lost its job goes on from the newest one that its jobs have left. Raises
+    CheckpointNotFound where that of a fork is gone.
+    """
+    paths = [command.checkpoint]
+    if isinstance(command, ResizeTrial) or (isinstance(command, SubmitTrial) and command.resubmit):
+        newest = checkpoint_pins.newest_of(tx, study, trial.number)
+        paths = [newest, *paths] if isinstance(command, SubmitTrial) else [*paths, newest]
+    for path in paths:
+        job = None if path is None else checkpoint_pins.job_of(tx, study, path)
+        if job is not None and path is not None:
+            return ForkSource(job, path)
+    if trial.fork_of is not None:
+        raise CheckpointNotFound(f"{trial.fork_of}: the checkpoint that it begins from is gone")
+    return None
 
 
 def _secrets(platform: Platform, stored: StoredStudy) -> dict[str, dict[str, str]]:

@@ -10,7 +10,32 @@ from collections.abc import Sequence
 from sqlalchemy import select
 
 from phalanx.store.database import Tx
-from phalanx.store.tables import checkpoint_pins, checkpoints
+from phalanx.store.tables import checkpoint_pins, checkpoints, jobs
+
+
+def job_of(tx: Tx, study: int, path: str) -> int | None:
+    """The job of a study's trial that made a checkpoint; None where there is none that can be used."""
+    there = checkpoints.c
+    query = (
+        select(there.job)
+        .join(jobs, jobs.c.num == there.job)
+        .where(jobs.c.study == study, there.path == path, there.state == "valid")
+        .order_by(there.job)
+    )
+    found = tx.conn.execute(query.limit(1)).scalar()
+    return None if found is None else int(found)
+
+
+def newest_of(tx: Tx, study: int, trial: int) -> str | None:
+    """The path of the newest checkpoint that the jobs of a trial have left; None without one."""
+    there = checkpoints.c
+    query = (
+        select(there.path)
+        .join(jobs, jobs.c.num == there.job)
+        .where(jobs.c.study == study, jobs.c.trial == trial, there.state == "valid")
+        .order_by(there.job.desc(), there.step.desc(), there.id.desc())
+    )
+    return tx.conn.execute(query.limit(1)).scalar()
 
 
 def pin(tx: Tx, job: int, path: str, by: str, at: int) -> bool:

@@ -8,7 +8,7 @@ from phalanx.errors import SpecInvalid
 from phalanx.schemas.spec.document import json_schema, read_yaml
 from phalanx.schemas.spec.placeholders import fill, placeholder_problems
 from phalanx.schemas.spec.study import StudySpec, resolved_study, validate_study
-from phalanx.schemas.spec.study_checks import forecast, rung_units, study_problems
+from phalanx.schemas.spec.study_checks import forecast, study_problems
 
 pytestmark = pytest.mark.unit
 WHOLE = """
@@ -221,7 +221,7 @@ def test_placeholders_keep_types_and_quote_text_for_the_shell():
 
 def test_expected_trials_and_slot_hours_of_each_rung():
     spec = validate_study(read_yaml(WHOLE, "x"))
-    assert spec.rungs is not None and rung_units(spec.rungs) == (1, 3, 9, 27)
+    assert spec.rungs is not None and spec.rungs.to_core().levels == (1, 3, 9, 27)
     found = forecast(spec, 100)
     assert [(one.until, one.trials, one.units) for one in found.rungs] == [
         (1, 100, 100),

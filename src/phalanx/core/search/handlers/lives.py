@@ -43,9 +43,7 @@ def trial_started(draft: StudyDraft, event: e.TrialStarted) -> str | None:
         return "the trial is not waiting for slots"
     if trial.results and trial.queued_at is not None:
         _measure_resume(draft, (draft.now - trial.queued_at) / US)
-    trial = draft.change(trial, status=_S.RUNNING, reason=trial.reason if trial.ending else _RUNS)
-    if trial.fork_of is not None and not trial.results:
-        draft.release_parent(trial)
+    draft.change(trial, status=_S.RUNNING, reason=trial.reason if trial.ending else _RUNS)
     return None
 
 
@@ -206,7 +204,8 @@ def _end_of(
     """The last status of a trial, and its reason."""
     outcome = event.outcome
     if trial.ending not in (None, _S.PAUSED):
-        if outcome is e.TrialOutcome.REJECTED:
+        has_successor = trial.reason.code is SearchCode.REPLACED
+        if outcome is e.TrialOutcome.REJECTED and not has_successor:
             return _S.REJECTED, SearchReason(SearchCode.CALLED_INVALID, event.reason)
         return trial.ending or _S.STOPPED, trial.reason
     if outcome is e.TrialOutcome.SUCCEEDED:
@@ -231,9 +230,12 @@ def checkpoint_pinned(draft: StudyDraft, event: e.CheckpointPinned) -> str | Non
     if trial.is_over:
         draft.command(Unpin(trial.number, event.checkpoint))
         return None
-    if trial.pinned is not None:
-        draft.unpin(trial, trial.pinned)
-    draft.change(trial, pinned=event.checkpoint)
+    earlier = trial.pinned
+    trial = draft.change(trial, pinned=event.checkpoint)
+    if earlier is not None:
+        draft.unpin(trial, earlier)
+    elif trial.fork_of is not None:
+        draft.release_parent(trial)
     return None
 
 

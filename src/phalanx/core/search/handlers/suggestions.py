@@ -17,6 +17,7 @@ from phalanx.core.search.model import (
     TrialStatus,
 )
 from phalanx.core.search.rungs.new_trials import known_params, new_trial, take_params
+from phalanx.core.search.rungs.population import explored
 
 MAX_FAILED_ASKS = 3
 """Failures of the sampler in a row after which a study fails."""
@@ -30,7 +31,7 @@ def suggested(draft: StudyDraft, event: e.Suggested) -> str | None:
     trial = draft.trial(event.trial)
     if trial is None or trial.status is not _S.ASKED:
         return "that trial's params are not asked for, or are known already"
-    if draft.policy.duplicates == "never":
+    if draft.policy.duplicates == "never" and trial.origin.parent is None:
         twin = known_params(draft, event.params)
         if twin is not None:
             return _refuse_duplicate(draft, trial, twin)
@@ -54,6 +55,10 @@ def suggestion_failed(draft: StudyDraft, event: e.SuggestionFailed) -> str | Non
     trial = draft.trial(event.trial)
     if trial is None or trial.status is not _S.ASKED:
         return "that trial's params are not asked for, or are known already"
+    if trial.origin.parent is not None:
+        # A fork has the place of a member that was stopped: without an answer it takes changed params.
+        take_params(draft, trial, explored(draft, trial.number, trial.origin.parent))
+        return None
     if event.exhausted:
         draft.note(exhausted=True)
         draft.finish_trial(trial, _S.STOPPED, SearchReason(SearchCode.EXHAUSTED, event.reason))

@@ -11,6 +11,7 @@ from phalanx.core.search.model import (
     ResizeTrial,
     SearchCode,
     SearchReason,
+    Study,
     Trial,
     TrialStatus,
 )
@@ -21,7 +22,7 @@ SHORTEST_HOLD_S, LONGEST_HOLD_S = 0.2, 5.0
 _S = TrialStatus
 
 
-def hold_us(draft: StudyDraft) -> int:
+def hold_us(draft: StudyDraft | Study) -> int:
     """Microseconds for which a trial keeps its slots at a rung."""
     rungs = draft.policy.rungs
     if rungs is not None and rungs.hold_s is not None:
@@ -64,7 +65,8 @@ def raise_target(draft: StudyDraft, trial: Trial, why: str) -> Trial:
     if trial.status is _S.PAUSED:
         resources = draft.policy.resources_at(following)
         if resized and resources is not None:
-            draft.command(ResizeTrial(trial.number, resources))
+            own = trial.pinned or trial.last.checkpoint if trial.last else trial.pinned
+            draft.command(ResizeTrial(trial.number, resources, own))
             trial = draft.change(trial, resized=trial.resized + 1)
         trial = draft.resume(trial, reason)
     else:

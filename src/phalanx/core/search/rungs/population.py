@@ -111,13 +111,14 @@ def _replace(draft: StudyDraft, trial: Trial, parent: Trial) -> None:
     if draft.policy.population.explore == "pb2":
         draft.command(Ask(fork.number))
     else:
-        take_params(draft, fork, explored(draft, fork.number, parent.params))
+        take_params(draft, fork, explored(draft, fork.number, parent.number))
 
 
-def explored(draft: StudyDraft, number: int, params: Params) -> Params:
+def explored(draft: StudyDraft, number: int, parent: int) -> Params:
     """Params of a parent, changed: each number is multiplied by a factor or drawn anew, by counter."""
     policy, population = draft.policy, draft.policy.population
     assert population is not None
+    params = draft.trials[parent].params
     changed: dict[str, Value] = {}
     space = policy.space
     for attempt in range(20):
