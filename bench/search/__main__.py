@@ -1,4 +1,4 @@
-"""The benchmark of hyperparameter search: `python -m bench.search [--only economy,decisions] [--quick]`."""
+"""The benchmark of hyperparameter search: `python -m bench.search [--only economy,handover] [--quick]`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.search import decisions, economy
+from bench.search import decisions, economy, handover
 
-PARTS = ("decisions", "economy", "quality")
+PARTS = ("decisions", "economy", "quality", "handover")
 JUDGING = 1000
 """The first seed of the orders that rules are judged on; smaller ones are for tuning."""
 
@@ -37,6 +37,8 @@ def main() -> int:
     if "quality" in wanted and importlib.util.find_spec("bench.search.quality"):
         quality = importlib.import_module("bench.search.quality")
         kept &= bool(quality.report(quick=given.quick))
+    if "handover" in wanted:
+        kept &= handover.report(quick=given.quick)
     return 0 if kept else 1
 
 

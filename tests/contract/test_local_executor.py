@@ -3,11 +3,13 @@
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from phalanx.core.contract.job import WarmStart
+from phalanx.core.contract.trial import TrialContract
 from phalanx.core.jobs.desired import Action
 from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.local import LocalExecutor
@@ -249,3 +251,99 @@ class TestSpare:
         spare = self.first_job(rig)
         rig.executor.close()
         wait_until(lambda: spare.poll() is not None)
+
+
+class TestTemplate:
+    """Trials of one study are forked from a template of their own."""
+
+    @pytest.fixture
+    def rig(self, tmp_path):
+        rig = LocalRig(tmp_path)
+        light = tmp_path / "light"
+        (light / "torch").mkdir(parents=True)
+        (light / "torch" / "__init__.py").touch()
+        rig.env = {"PATH": PATH, "PYTHONPATH": str(light)}
+        yield rig
+        rig.close()
+
+    def trial(self, rig, job, study, env=None):
+        made = rig.assignment(job, env=env or rig.env, warm=WarmStart())
+        made = made.model_copy(
+            update={"gang": replace(made.gang, trial=TrialContract(study=study, trial=job))}
+        )
+        rig.start(made)
+        return rig.record(ref_of(made))
+
+    def templates(self, rig):
+        return list(rig.executor._templates._templates.values())
+
+    def ready(self, rig, study=1):
+        """The template that the first trial of a study left, once it can fork."""
+        self.trial(rig, 1, study)
+        (template,) = self.templates(rig)
+        wait_until(template.is_ready)
+        return template
+
+    def test_the_next_trial_of_the_study_is_forked_and_its_ranks_are_warm(self, rig):
+        template = self.ready(rig)
+        record = self.trial(rig, 2, 1)
+        assert linux.entry(record.supervisor.pid).parent == template.process.pid
+        port = rig.plane.wait_for(lambda: rig.plane.reports(NodeReadyReport))[-1].port
+        rig.plane.order(
+            Orders(version="run", action=Action.RUN, master_address="x", master_port=port)
+        )
+        assert rig.plane.wait_for(
+            lambda: [one for one in rig.plane.reports(RanksStartedReport) if one.warm]
+        )
+        # supervisor, reaper, warm process, rank: each shows the tag of its own supervisor
+        wait_until(lambda: len(linux.tagged(record.marker)) >= 4)
+        assert record.supervisor.pid in linux.tagged(record.marker)
+        assert template.process.pid not in linux.tagged(record.marker)
+
+    def test_other_studies_jobs_and_environments_get_none_of_it(self, rig):
+        template = self.ready(rig)
+        other = self.trial(rig, 2, study=2)
+        changed = self.trial(rig, 3, 1, env={**rig.env, "PYTHONHASHSEED": "5"})
+        plain = rig.assignment(4, env=rig.env, warm=WarmStart())
+        rig.start(plain)
+        for record in (other, changed, rig.record(ref_of(plain))):
+            assert linux.entry(record.supervisor.pid).parent != template.process.pid
+
+    def test_a_killed_supervisor_takes_its_warm_process_along(self, rig):
+        self.ready(rig)
+        record = self.trial(rig, 2, 1)
+        ref = rig.refs[-1]
+        wait_until(lambda: len(linux.tagged(record.marker)) == 3)
+        rig.kill_supervisor(ref)
+        wait_until(lambda: not rig.executor.poll([ref])[0].alive)
+        assert linux.tagged(record.marker) == []
+
+    def test_supervisors_outlive_their_template(self, rig):
+        template = self.ready(rig)
+        record = self.trial(rig, 2, 1)
+        template.process.kill()
+        template.process.wait()
+        assert record.supervisor.is_alive()
+        # The next trial starts as other jobs do.
+        assert self.trial(rig, 3, 1).supervisor.is_alive()
+
+    def test_nothing_stays_of_a_study_without_trials(self, rig):
+        template = self.ready(rig)
+        rig.executor.stop(rig.refs[0])
+        wait_until(lambda: not rig.executor.poll(rig.refs)[0].alive)
+        rig.executor._templates._clock = LaterClock()
+        rig.executor.poll(rig.refs)
+        assert self.templates(rig) == []
+        wait_until(lambda: template.process.returncode is not None)
+
+    def test_it_leaves_with_its_executor(self, rig):
+        template = self.ready(rig)
+        rig.executor.close()
+        wait_until(lambda: template.process.returncode is not None)
+
+
+class LaterClock(SystemClock):
+    """An hour later."""
+
+    def monotonic(self):
+        return super().monotonic() + 3600

@@ -120,6 +120,13 @@ def preloaded(env: Mapping[str, str], path: Path | None) -> dict[str, str]:
     return {**env, _PRELOAD: f"{path}:{before}" if before else str(path)}
 
 
+def not_preloaded(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` as it was before `preloaded`."""
+    left = [one for one in env.get(_PRELOAD, "").split(":") if one and "accept-guard-" not in one]
+    rest = {name: value for name, value in env.items() if name != _PRELOAD}
+    return {**rest, _PRELOAD: ":".join(left)} if left else rest
+
+
 def is_loaded(env: Mapping[str, str]) -> bool:
     """Whether processes that are started with `env` have the library, and use it."""
     return "accept-guard-" in env.get(_PRELOAD, "") and env.get("PHALANX_ACCEPT") in ("gang", "all")

@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -162,6 +162,33 @@ def kill_below(root: int, spare: frozenset[int], reap: Callable[[], None]) -> in
                 sent += 1
         time.sleep(wait_s)
         wait_s = min(0.05, wait_s * 1.5)
+
+
+def replace_environment(name: str, value: str) -> None:
+    """Give a variable of this process another value of equal length, also where `/proc` shows it.
+
+    Raises OSError where the process was not started with the variable, or its value has another length.
+    """
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    begin, end = int(fields[47]), int(fields[48])
+    block = ctypes.string_at(begin, end - begin)
+    head = f"\0{name}=".encode()
+    at = (b"\0" + block).find(head)
+    old = block[at + len(head) - 1 :].partition(b"\0")[0]
+    if not begin or at < 0 or len(old) != len(value.encode()):
+        raise OSError(f"{name} cannot be replaced in the environment of this process")
+    ctypes.memmove(begin + at + len(head) - 1, value.encode(), len(old))
+    os.environ[name] = value  # noqa: TID251 - the same variable as Python sees it
+
+
+def close_all_but(kept: Iterable[int]) -> None:
+    """Close every descriptor but 0, 1, 2 and `kept`."""
+    wanted = {0, 1, 2, *kept}
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in wanted:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
 
 
 def executable(pid: int) -> str:

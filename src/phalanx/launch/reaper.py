@@ -68,6 +68,11 @@ class Reaper:
             _save_rest(pipe, file)
         self._group.remove()
 
+    def spare(self, pid: int) -> None:
+        """Take over a child that this process has forked before, as if request 0 had started it."""
+        self._spared.add(pid)
+        self._tell({"event": "spawned", "id": 0, "pid": pid})
+
     def _attend(self) -> bool:
         message = self._channel.receive()
         if message is None:
@@ -189,11 +194,20 @@ def _become(
 def main(descriptor: int) -> None:
     """Run as a process of its own, with the channel as an inherited descriptor."""
     linux.load()
+    serve(Channel(socket.socket(fileno=descriptor)), make_group(group_name(os.getpid())))
+
+
+def serve(channel: Channel, group: ControlGroup, child: int | None = None) -> None:
+    """Be the reaper until the supervisor is gone. `child`: a process that exists already, and is spared.
+
+    The supervisor hears of the child as of the answer to request 0.
+    """
     linux.become_subreaper()
     linux.ignore_signals_to_end()
-    wakeup = linux.wakeup_on_child_exit()
-    channel = Channel(socket.socket(fileno=descriptor))
-    Reaper(channel, wakeup, make_group(group_name(os.getpid()))).serve()
+    reaper = Reaper(channel, linux.wakeup_on_child_exit(), group)
+    if child is not None:
+        reaper.spare(child)
+    reaper.serve()
 
 
 if __name__ == "__main__":

@@ -24,9 +24,11 @@ FORK_SERVER_MODULE = "phalanx.train.warm_process.fork_server"
 class ReaperProcess:
     """The reaper as its supervisor sees it. Requests are numbered; answers come as messages."""
 
-    process: subprocess.Popen[bytes]
+    pid: int
     channel: Channel
     ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    #: of one that was started as a program: an object that is collected early would complain
+    process: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def start(cls, tag_env: Mapping[str, str]) -> ReaperProcess:
@@ -43,7 +45,7 @@ class ReaperProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        return cls(process, ours)
+        return cls(process.pid, ours, process=process)
 
     def spawn(
         self,

@@ -1,7 +1,8 @@
-"""Run one supervisor: `python -m phalanx.supervise --assignment FILE`, or `--standby [module …]`.
+"""Run supervisors: `python -m phalanx.supervise` with `--assignment FILE`, `--standby` or `--template`.
 
 A standby is a supervisor without a node: it imports its modules and reads the path of an assignment
-from its standard input, one line. It ends when the input ends before that line.
+from its standard input, one line. It ends when the input ends before that line. A template forks the
+supervisors of a study.
 
 Imports are ordered for speed: the warm process imports torch while this process imports the rest.
 """
@@ -15,34 +16,37 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from phalanx.supervise.boot import BootContext, boot, stand_by
+from phalanx.supervise.boot import BootContext, boot, fork_supervisors, stand_by
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a supervisor; the exit code is 0 after a release, 1 when another one holds the folder."""
+    """Run a supervisor; returns 1 when another one holds the folder; else the process ends with 0."""
     parser = argparse.ArgumentParser(prog="phalanx.supervise")
     parser.add_argument("--assignment", type=Path)
     parser.add_argument("--standby", action="store_true")
+    parser.add_argument("--template", action="store_true")
     parser.add_argument("imports", nargs="*")
     options = parser.parse_args(argv)
     env = dict(os.environ)  # noqa: TID251 - a program's entry point
     if options.standby:
         context = stand_by(env, options.imports, sys.stdin.buffer, _load_program)
+    elif options.template:
+        context = fork_supervisors(env, options.imports, _load_program)
     else:
         data: dict[str, Any] = json.loads(options.assignment.read_bytes())
         context = boot(data)
     if context is None:
         return 1
-    return _supervise(context)
+    _supervise(context)
 
 
 def _load_program() -> None:
     import phalanx.supervise.program  # noqa: F401
 
 
-def _supervise(context: BootContext) -> int:
+def _supervise(context: BootContext) -> NoReturn:
     import logging
     import random
 
@@ -72,7 +76,9 @@ def _supervise(context: BootContext) -> int:
         signal.signal(number, lambda *_: loop.call_from_outside(supervisor.drain))
     signal.set_wakeup_fd(loop.wake_descriptor, warn_on_full_buffer=False)
     supervisor.run()
-    return 0
+    logging.shutdown()
+    # Slots are free when this process has ended; taking down what it has imported only costs time.
+    os._exit(0)
 
 
 if __name__ == "__main__":

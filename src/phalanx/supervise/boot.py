@@ -29,6 +29,7 @@ from phalanx.launch.identity import (
 )
 from phalanx.launch.tree import ReaperProcess, WarmProcess
 from phalanx.schemas.wire import ASSIGNMENT_PROTOCOL
+from phalanx.supervise import template
 from phalanx.supervise.packages.plan import EnvironmentPlan, environment_plan
 
 
@@ -81,6 +82,17 @@ def stand_by(
     return _boot(data, reaper, warm, tag)
 
 
+def fork_supervisors(
+    env: Mapping[str, str], imports: Sequence[str], load_program: Callable[[], None]
+) -> BootContext | None:
+    """Be the template of a study; returns in each supervisor that it forks, and None at its end."""
+    tree = template.serve(env, imports, load_program, lambda folder: _log_to(folder / LOG_NAME))
+    if tree is None or try_lock(Path(tree.data["node_dir"], LOCK_NAME)) is None:
+        return None
+    _check_protocol(tree.data)
+    return _boot(tree.data, tree.reaper, tree.warm, tree.tag)
+
+
 def _boot(
     data: dict[str, Any], reaper: ReaperProcess, standby: WarmProcess | None, tag: str
 ) -> BootContext:
@@ -90,7 +102,7 @@ def _boot(
     links = Path(data["node_dir"], DATA_LINKS)
     inputs = {data_variable(name): str(links / name) for name in data.get("data") or {}}
     data["env"] = {**data["env"], **inputs}
-    record = SupervisorRecord(this_process(), ProcessIdentity.of(reaper.process.pid), tag)
+    record = SupervisorRecord(this_process(), ProcessIdentity.of(reaper.pid), tag)
     record.write(Path(data["node_dir"]))
     env: dict[str, str] = {"PYTHONUNBUFFERED": "1", **data["env"]}
     threads = omp_num_threads(data["gang"]["world"]["ranks_per_node"], data["cpus"])

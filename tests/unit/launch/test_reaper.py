@@ -72,7 +72,7 @@ def crippled_reaper(patch):
             start_new_session=True,
             stdin=subprocess.DEVNULL,
         )
-    return ReaperProcess(process, ours)
+    return ReaperProcess(process.pid, ours, process=process)
 
 
 def test_nothing_survives_the_supervisors_end_of_the_channel(marker):

@@ -17,6 +17,7 @@ from phalanx.core.gang.placement import Node
 from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.local.devices import DeviceSettings, LocalDevices, NoDevices
 from phalanx.executors.local.standby import NoStandby, StandbySupervisor
+from phalanx.executors.local.templates import ForkedSupervisor, StudyTemplates
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.kit.clock import Clock
 from phalanx.launch import linux
@@ -64,12 +65,13 @@ class LocalExecutor:
         self._num_cpus = num_cpus or os.cpu_count() or 1
         self._clock = clock
         self._lock = threading.Lock()
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: list[subprocess.Popen[bytes] | ForkedSupervisor] = []
         self._gone: set[SupervisorRef] = set()
         # Environment entries of the processes of live supervisors.
         self._markers: set[str] = set()
         self._starting: set[Path] = set()
         self._standby = StandbySupervisor(self._num_cpus) if keep_warm > 0 else NoStandby()
+        self._templates = StudyTemplates(clock)
         asked = num_slots if share_devices else None
         self._devices = self._watched(DeviceSettings(home.root / DEVICES_NAME, asked), find)
 
@@ -118,12 +120,17 @@ class LocalExecutor:
             Path(assignment.workdir).mkdir(mode=0o700, parents=True, exist_ok=True)
             path = node_dir / ASSIGNMENT_NAME
             write_file(path, assignment.model_dump_json().encode())
-            child = self._standby.take(assignment, path) or _spawn(path, node_dir)
+            child = (
+                self._templates.take(assignment, path)
+                or self._standby.take(assignment, path)
+                or _spawn(path, node_dir)
+            )
         except OSError as error:
             raise LaunchError(f"the supervisor could not be started: {error}") from error
         with self._lock:
             self._reap()
             self._children.append(child)
+        self._templates.keep(assignment, child.poll)
         self._await_record(node_dir, child)
         if (record := self._record(SupervisorRef.of(assignment))) is not None:
             self._markers.add(record.marker)
@@ -148,6 +155,7 @@ class LocalExecutor:
         # A standby that warms up takes CPU time that a starting job needs more.
         if not any(one.alive and self._is_young(one.ref) for one in statuses):
             self._standby.keep()
+        self._templates.tend()
         return statuses
 
     def keep_standby(self) -> None:
@@ -155,8 +163,9 @@ class LocalExecutor:
         self._standby.keep()
 
     def close(self) -> None:
-        """End the standby. Supervisors with work stay."""
+        """End the standby and the templates of studies. Supervisors with work stay."""
         self._standby.close()
+        self._templates.close()
         self._devices.close()
         with self._lock:
             self._reap()
@@ -214,7 +223,9 @@ class LocalExecutor:
             return True
         return 0 <= self._clock.now() - began_at < _YOUNG_S * 1_000_000
 
-    def _await_record(self, node_dir: Path, child: subprocess.Popen[bytes]) -> None:
+    def _await_record(
+        self, node_dir: Path, child: subprocess.Popen[bytes] | ForkedSupervisor
+    ) -> None:
         deadline = self._clock.monotonic() + _STARTED_WITHIN_S
         while SupervisorRecord.read(node_dir) is None:
             # One that finds its folder taken leaves: then the record comes from another one, which a

@@ -8,11 +8,41 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.core.gang.placement import omp_num_threads
 from phalanx.launch.command import parse_python, same_python, sensitive
 from phalanx.schemas.wire.assignments import Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class WarmNeeds:
+    """What the warm process of a job would be: its interpreter, environment and imports."""
+
+    python: str
+    env: Mapping[str, str]
+    imports: tuple[str, ...]
+    #: whether a build or a setup command must run before anything is imported
+    is_built: bool
+
+    @classmethod
+    def of(cls, assignment: Assignment) -> WarmNeeds | None:
+        """Those of an assignment; None where its ranks start cold."""
+        env = {"PYTHONUNBUFFERED": "1", **assignment.env}
+        threads = omp_num_threads(assignment.gang.world.ranks_per_node, assignment.cpus)
+        if threads is not None:
+            env.setdefault("OMP_NUM_THREADS", str(threads))
+        command = parse_python(assignment.command, workdir=assignment.workdir, env=env)
+        if command is None or not assignment.warm.enabled:
+            return None
+        built = assignment.setup is not None or assignment.python is not None
+        return cls(command.python, env, tuple(assignment.warm.imports), built)
+
+    @property
+    def sensitive(self) -> dict[str, str]:
+        """The variables that a fork cannot change."""
+        return sensitive(self.env)
 
 
 class NoStandby:
@@ -86,23 +116,12 @@ class StandbySupervisor(NoStandby):
 
     def _remember(self, assignment: Assignment) -> bool:
         """Record what the next standby should be; returns whether the present one is that already."""
-        env = {"PYTHONUNBUFFERED": "1", **assignment.env}
-        threads = omp_num_threads(assignment.gang.world.ranks_per_node, assignment.cpus)
-        if threads is not None:
-            env.setdefault("OMP_NUM_THREADS", str(threads))
-        command = parse_python(assignment.command, workdir=assignment.workdir, env=env)
-        if command is None or not assignment.warm.enabled:
+        needs = WarmNeeds.of(assignment)
+        if needs is None or not same_python(needs.python, self._python):
             return False
-        imports = tuple(assignment.warm.imports)
         # A standby can import more modules later; these properties it can never change.
-        matches = (
-            same_python(command.python, self._python)
-            and sensitive(env) == sensitive(self._env)
-            and assignment.setup is None
-            and assignment.python is None
-        )
-        if same_python(command.python, self._python):
-            self._env, self._imports = env, imports
+        matches = needs.sensitive == sensitive(self._env) and not needs.is_built
+        self._env, self._imports = needs.env, needs.imports
         return matches
 
 

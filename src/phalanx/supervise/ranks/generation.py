@@ -413,7 +413,7 @@ def _more(before: int | None, now: int | None) -> bool:
 
 
 def _oom_kills(processes: ProcessTree) -> int | None:
-    return oom_kills(name=group_name(processes.reaper.process.pid))
+    return oom_kills(name=group_name(processes.reaper.pid))
 
 
 def _unsaved_as_failure(

@@ -24,11 +24,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from phalanx.launch import linux
 from phalanx.launch.wire import Channel, WireMessage
-from phalanx.train.warm_process import main_module
+from phalanx.train.warm_process import leaving, main_module
 
 CHANNEL = 3
 # What a first optimizer step imports lazily. DDP's import of _dynamo alone is most of the time from
@@ -51,26 +51,44 @@ class ForkRequest:
 
 
 def main(modules: Sequence[str]) -> None:
-    """Serve until the supervisor ends. In a forked child, return when the script has ended."""
+    """Serve until the supervisor ends; in a forked child, be a rank until its script has ended."""
     linux.ignore_signals_to_end()
     linux.load()
     channel = Channel(socket.socket(fileno=CHANNEL))
     # Where there is no torch, or an older one, the script itself will say so.
     preload(PRELOADED)
     warm_up(channel, modules)
+    run(channel)
+
+
+def run(channel: Channel) -> NoReturn:
+    """Serve until the supervisor ends; in a forked child, be a rank until its script has ended."""
     start = serve(channel)
-    if start is not None:
+    if start is None:
+        os._exit(0)  # nothing here needs an orderly end
+    before = frozenset(sys.modules)
+    code: object = None
+    try:
         become_rank(start)
+    except SystemExit as end:
+        code = end.code
+    leaving.leave(code, before)
 
 
 def warm_up(channel: Channel, modules: Sequence[str]) -> None:
     """Import modules and prepare to fork: no threads, and no collector that writes to shared pages."""
+    failed = make_forkable(modules)
+    with contextlib.suppress(OSError):
+        channel.send({"event": "ready", "failed": failed})
+
+
+def make_forkable(modules: Sequence[str]) -> dict[str, str]:
+    """Import modules, end threads and freeze the collector; returns the failed modules with the reason."""
     failed = preload(modules)
     settle_threads()
     gc.collect()
     gc.freeze()
-    with contextlib.suppress(OSError):
-        channel.send({"event": "ready", "failed": failed})
+    return failed
 
 
 def preload(modules: Sequence[str]) -> dict[str, str]:
