@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from integration.rig import Rig, ScriptedSupervisor, open_rig
-from integration.test_control_studies import Bench, Crash, crash_at
+from integration.test_control_studies import RANDOM, Bench, Crash, crash_at
 from phalanx.core.contract.trial import TrialContract
 from phalanx.core.jobs.desired import Action
+from phalanx.errors import SpecInvalid
 from phalanx.kit.clock import ManualClock
 from phalanx.schemas.api.studies import TrialView
 from phalanx.schemas.wire import supervision as wire
@@ -66,8 +67,8 @@ class Members(Bench):
         supervisor = self.supervised(trial)
         orders = supervisor.sync().orders
         assert trial.job is not None
+        until = max(orders.until or 0, self.contract(trial.job).until or 0)
         if orders.action is Action.RUN:
-            until = max(orders.until or 0, self.contract(trial.job).until or 0)
             path = f"/c/{trial.job}/{until}"
             at, base = supervisor.now(), {"generation": 0}
             saved = wire.CheckpointReport(
@@ -82,8 +83,10 @@ class Members(Bench):
             orders = supervisor.sync().orders
             if orders.until is not None and orders.until > until:
                 return
-        left = "stopped" if orders.action is Action.STOP else "at_target"
-        supervisor.ended(0, left, step=8, **({"target": 8} if left == "at_target" else {}))
+        if orders.action is Action.STOP:
+            supervisor.ended(0, "stopped", step=until)
+        else:
+            supervisor.ended(0, "at_target", step=until, target=until)
         supervisor.leave()
 
     def turn(self, num: int) -> None:
@@ -179,6 +182,58 @@ def test_a_lost_fork_begins_from_its_parent_until_it_has_a_checkpoint_of_its_own
     assert after.job != before.job and after.unit is not None
     sources = [members.contract(job or 0).fork_of for job in (before.job, after.job)]
     assert sources[0] == sources[1] is not None
+
+
+HALVING = {"rule": "asha", "min": 2, "max": 6, "eta": 3, "hold": "never"}
+
+
+def test_a_survivor_goes_on_in_a_job_with_more_slots(rig: Rig) -> None:
+    members = Members(rig)
+    rungs = HALVING | {"resources": {6: {"slots_per_node": 2}}}
+    trials = {"max": 3, "parallel": 3}
+    num = members.submit(search=RANDOM, space=SPACE, trials=trials, rungs=rungs)
+    members.go_on(num)
+    view = members.view(num)
+    assert view.state == "succeeded" and view.best is not None and view.best.unit == 6
+    after = view.best.job or 0
+    source = members.contract(after).fork_of
+    assert source is not None
+    before = source.job
+    slots = [(rig.job(job).spec or {})["resources"]["slots_per_node"] for job in (before, after)]
+    assert slots == [1, 2]
+    assert before != after and source.path == f"/c/{before}/2"
+    assert (rig.job(before).state, members.contract(after).until) == ("cancelled", 6)
+    assert "in a job of another shape" in rig.job(before).reason.message
+    # Both jobs count: two units on one slot, four on two.
+    spent = rig.store.view(lambda tx: jobs.slot_seconds(tx, num, view.best.number))  # type: ignore
+    assert set(spent) == {before, after} and view.best.slot_s == sum(spent.values())
+    members.check_log(num)
+
+
+def test_a_shape_that_no_node_has_is_refused_at_once(rig: Rig) -> None:
+    rungs = HALVING | {"resources": {6: {"slots_per_node": 99}}}
+    with pytest.raises(SpecInvalid, match=r"rungs\.resources\.6: job\.resources"):
+        Members(rig).submit(search=RANDOM, space=SPACE, trials={"max": 3}, rungs=rungs)
+
+
+def test_the_best_params_are_trained_again_with_other_seeds(rig: Rig) -> None:
+    members = Members(rig)
+    trials = {"max": 3, "parallel": 3}
+    num = members.submit(
+        search=RANDOM, space=SPACE, trials=trials, rungs=HALVING, final={"seeds": 2}
+    )
+    members.go_on(num)
+    view = members.view(num)
+    assert view.state == "succeeded" and view.best is not None and view.final is not None
+    assert (view.best.origin.sampler, view.final.trials) == ("random", [3, 4])
+    assert [members.contract(job).seed for job in view.final.jobs] == [1, 2]
+    again = members.trials(num)[3:]
+    assert [one.params for one in again] == [view.best.params] * 2
+    assert [one.unit for one in again] == [6, 6]
+    expected = loss(view.best.params, 6)
+    assert view.final.values == [expected] * 2
+    assert (view.final.mean, view.final.deviation) == (pytest.approx(expected), 0.0)
+    members.check_log(num)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.proof) for n in (1, 2))])

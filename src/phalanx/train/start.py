@@ -81,6 +81,8 @@ def start(
     info = context.with_checkpoints(context.read(environ), checkpoints or {}, environ)
     if info.training:
         options = settings.with_spec(options, info.training)
+    if info.trial.seed is not None:
+        options = replace(options, seed=info.trial.seed)
     if info.strategy is not None:
         options = replace(options, strategy=info.strategy)
     serves, gang, info = is_server(options.sync, info), info, as_worker(options.sync, info)

@@ -145,6 +145,56 @@ def test_forks_of_a_population_train_on_with_their_own_rates(home: Home):
         assert fork["params"] != parent["params"]
 
 
+SURVIVING = """
+import torch
+import phalanx.train as pt
+
+run = pt.init(seed=7)
+model = torch.nn.Linear(1, 1)
+begun = model.weight.item()
+opt = torch.optim.SGD(model.parameters(), lr=run.params["lr"])
+x = torch.linspace(-1, 1, 16).reshape(16, 1)
+data = torch.utils.data.TensorDataset(x, 3 * x)
+loader = torch.utils.data.DataLoader(data, batch_size=4)
+model, opt, loader = run.prepare(model, opt, loader)
+for epoch in run.epochs(3):
+    for x, y in loader:
+        opt.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        opt.step()
+    if run.is_main:
+        print("EPOCH", epoch, run.world_size, begun, flush=True)
+    run.report(epoch=epoch, val_loss=run.params["lr"])
+"""
+
+
+@pytest.mark.extras
+def test_the_survivor_gets_more_slots_and_is_trained_again_with_other_seeds(home: Home):
+    name = study_file(home, [1], [0])
+    text = yaml.safe_load((home.root / name).read_text())
+    text |= {"space": {"lr": {"values": [0.1, 0.2, 0.3]}}, "final": {"seeds": 2}, "trials": {}}
+    text["job"]["framework"] = "torch"
+    text["rungs"] = {"min": 1, "max": 3, "eta": 3, "resources": {3: {"slots_per_node": 2}}}
+    (home.root / "trial.py").write_text(SURVIVING)
+    (home.root / name).write_text(yaml.safe_dump(text))
+    code, out, err = home.run("sweep", name)
+    assert code == 0, (out, err)
+    assert "retrained 0.1 ± 0 over 2 of 2 seeds" in err
+
+    def epochs(job: object) -> list[list[str]]:
+        said = home.run("logs", f"j-{job}")[1].splitlines()
+        return [one.split("EPOCH ")[1].split() for one in said if "EPOCH " in one]
+
+    best, *others = sorted(trials_of(home), key=lambda one: (one["value"], one["number"]))
+    assert best["params"] == {"lr": 0.1}
+    # The survivor's second job goes on behind its first epoch, on two ranks.
+    assert [one[:2] for one in epochs(best["job"])] == [["1", "2"], ["2", "2"]]
+    finals = [one for one in others if one["origin"]["sampler"] == "final"]
+    begun = {epochs(one["job"])[0][2] for one in [*finals, best]}
+    assert len(finals) == 2 and len(begun) == 3
+    assert all(len(epochs(one["job"])) == 3 for one in finals)
+
+
 @pytest.mark.extras
 def test_the_example_study_on_digits_pauses_losers_at_rungs(home: Home):
     text = yaml.safe_load((DIGITS / "study.yaml").read_text())

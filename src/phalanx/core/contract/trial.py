@@ -102,6 +102,8 @@ class TrialContract:
     objective: str = variable("PHALANX_TRIAL_OBJECTIVE", "")
     #: checkpoint of another trial to begin from: its job and the folder; absent: begin anew
     fork_of: ForkSource | None = variable("PHALANX_FORK_OF", None, ForkSource.parse)
+    #: seed of a final retraining, in place of the one that the script gives; absent: the script's
+    seed: int | None = variable("PHALANX_SEED", None, whole)
 
     @property
     def is_trial(self) -> bool:

@@ -147,6 +147,20 @@ class RungView(ResponseBody):
     promoted: int
 
 
+class FinalView(ResponseBody):
+    """The final retraining: its trials, and the mean and deviation of the objective over its seeds.
+
+    `mean` and `deviation` are over the trials that have ended with a finite value; `deviation` is None
+    with fewer than two.
+    """
+
+    trials: list[int]
+    jobs: list[int]
+    values: list[float]
+    mean: float | None = None
+    deviation: float | None = None
+
+
 class StudyCostView(ResponseBody):
     """The slot time of a study in hours, and its money.
 
@@ -166,8 +180,8 @@ class StudyCostView(ResponseBody):
 class StudyView(ResponseBody):
     """A study. `rungs`, `final` and `spec` are given for a single study, not in listings.
 
-    `trials` counts trials by status. `best` is the best trial with a finite value. `final` are the jobs of
-    the final retraining.
+    `trials` counts trials by status. `best` is the best trial with a finite value, not of the final
+    retraining.
     """
 
     num: int
@@ -186,7 +200,7 @@ class StudyView(ResponseBody):
     best: TrialView | None = None
     cost: StudyCostView = Field(default_factory=StudyCostView)
     rungs: list[RungView] = Field(default_factory=list)
-    final: list[int] = Field(default_factory=list)
+    final: FinalView | None = None
     submitted_at: At
     started_at: At | None = None
     ended_at: At | None = None

@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic import WithJsonSchema as Shown
 
 from phalanx.core.search.draw import uniform
-from phalanx.core.search.model import RungPolicy
+from phalanx.core.search.model import RungPolicy, RungResources
 from phalanx.core.search.space import (
     ChoiceParameter,
     ConstantParameter,
@@ -61,6 +61,7 @@ STUDY_SCHEMA: Literal[1] = 1
 MAX_TRIALS = 1_000_000
 """The most trials of one study."""
 MAX_PARALLEL = 100_000
+_PARALLEL = 4
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 _MAX_DEPTH = 40
 _MAX_DRAWS = 1000
@@ -340,8 +341,8 @@ class TrialsSection(Section):
     max: Annotated[int, Field(strict=True, ge=1, le=MAX_TRIALS)] | None = optional(
         "Number of trials. Required, but for a grid, and with a budget."
     )
-    parallel: Annotated[int, Field(strict=True, ge=1, le=MAX_PARALLEL)] = Field(
-        default=4, description="Trials at the same time, as far as the queue has slots for them."
+    parallel: Annotated[int, Field(strict=True, ge=1, le=MAX_PARALLEL)] | None = optional(
+        "Trials at the same time, as far as the queue has slots; absent: 4, or the whole population."
     )
     failed: Annotated[FailedTrials, BeforeValidator(_failed)] = Field(
         default_factory=FailedTrials, description="Limit on failed trials; absent: none."
@@ -448,6 +449,13 @@ class RungsSection(Section):
             hold_s=None if self.hold == "auto" else parse_duration(self.hold),
             min_results=5 if self.min_results is None else self.min_results,
             percentile=50.0 if self.percentile is None else self.percentile,
+        )
+
+    def shapes(self) -> tuple[RungResources, ...]:
+        """The shapes of `resources` as core values, ascending by their rung."""
+        return tuple(
+            RungResources(unit, one.nodes, one.slots_per_node)
+            for unit, one in sorted(self.resources.items())
         )
 
 
@@ -572,6 +580,15 @@ class StudySpec(Section):
             "through `ask` and `tell`."
         )
     )
+
+    @property
+    def num_parallel(self) -> int:
+        """Number of trials at the same time."""
+        if self.trials.parallel is not None:
+            return self.trials.parallel
+        if self.population is not None:
+            return self.population.size
+        return min(_PARALLEL, self.trials.max or _PARALLEL)
 
     def to_space(self) -> Space:
         """The space as a core value."""

@@ -103,7 +103,7 @@ def _numbers(spec: StudySpec) -> Iterator[Problem]:
             said = "is required: the number of trials; or write a `budget`"
             yield Problem("trials.max", said)
         return
-    if trials.parallel > trials.max:
+    if trials.parallel is not None and trials.parallel > trials.max:
         said = f"is more than `trials.max`, {trials.max}"
         yield Problem("trials.parallel", said, str(trials.parallel))
     if len(spec.start_with) > trials.max:
@@ -357,7 +357,7 @@ def forecast(spec: StudySpec, max_trials: int) -> StudyForecast:
     levels = _levels(spec, max_trials)
     if not levels:
         total = None if whole is None else whole * max_trials
-        return StudyForecast(max_trials, spec.trials.parallel, slots, (), None, total)
+        return StudyForecast(max_trials, spec.num_parallel, slots, (), None, total)
     last, before, rows = levels[-1][0], 0, []
     for until, trials in levels:
         units = trials * (until - before)
@@ -367,7 +367,7 @@ def forecast(spec: StudySpec, max_trials: int) -> StudyForecast:
     units = sum(one.units for one in rows)
     return StudyForecast(
         max_trials=max_trials,
-        parallel=spec.trials.parallel,
+        parallel=spec.num_parallel,
         slots_per_trial=slots,
         rungs=tuple(rows),
         share=units / (max_trials * last),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
-from phalanx.core.search.model import STUDY_OVER, Study, StudyState
+from phalanx.core.search.model import STUDY_OVER, Study, StudyState, TrialStatus
 from phalanx.kit.text import study_label, trial_label
 from phalanx.schemas.api.body import at_of, at_or_none
 from phalanx.schemas.api.jobs import ReasonView
 from phalanx.schemas.api.studies import (
+    FinalView,
     ObjectiveView,
     RungView,
     StudyCostView,
@@ -103,6 +105,7 @@ def study_view(platform: Platform, num: int) -> StudyView:
         view = _study_view(tx, stored)
         study = platform.studies.study(tx, stored)
         more: dict[str, Any] = {"spec": dict(stored.header.spec), "rungs": _rungs(study)}
+        more["final"] = _final(study)
         return view.model_copy(update=more)
 
     return platform.store.view(work)
@@ -123,6 +126,23 @@ def _rungs(study: Study) -> list[RungView]:
         RungView(bracket=bracket, until=levels[rung], reported=reported, promoted=promoted)
         for (bracket, rung), (reported, promoted) in sorted(reached.items())
     ]
+
+
+def _final(study: Study) -> FinalView | None:
+    """The last retraining of the best; None before there is one."""
+    seeds = 0 if study.policy.final is None else study.policy.final.seeds
+    found = [one for one in study.trials if one.is_final][-seeds:] if seeds else []
+    if not found:
+        return None
+    ended = [one for one in found if one.status is TrialStatus.COMPLETED]
+    values = [one.score for one in ended if one.score is not None]
+    return FinalView(
+        trials=[one.number for one in found],
+        jobs=[one.job for one in found if one.job is not None],
+        values=values,
+        mean=statistics.fmean(values) if values else None,
+        deviation=statistics.stdev(values) if len(values) > 1 else None,
+    )
 
 
 def list_studies(

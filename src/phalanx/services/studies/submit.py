@@ -12,6 +12,7 @@ from phalanx.core.search.machine import create
 from phalanx.core.search.model import (
     EarlyStopPolicy,
     FailurePolicy,
+    FinalPolicy,
     Objective,
     PopulationPolicy,
     StudyBudget,
@@ -41,14 +42,12 @@ from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.submit import check
 from phalanx.services.platform import Platform
 from phalanx.services.studies.commit import study_progress, study_topic, trial_row
+from phalanx.services.studies.trial_jobs import CALLER, with_shape
 from phalanx.store.database import Tx
 from phalanx.store.events import kind_of
 from phalanx.store.idempotency import RequestKey, earlier_answer, once
 from phalanx.store.studies import commands, log, rows
 from phalanx.store.studies.rows import StudyHeader
-
-CALLER = "caller"
-"""Layer of the caller's secret variables."""
 
 
 def check_study(platform: Platform, request: SubmitStudyRequest) -> StudyCheckView:
@@ -88,13 +87,20 @@ def _checked(platform: Platform, request: SubmitStudyRequest) -> StudySpec:
             f"PUT it to /api/v1/code/{request.code} first",
         )
     job = spec.job_for(sample_params(spec)[0])
+    _check_job(platform, request, job, "job")
+    for shape in policy_of(spec).resources:
+        _check_job(platform, request, with_shape(job, shape), f"rungs.resources.{shape.unit}: job")
+    return spec
+
+
+def _check_job(
+    platform: Platform, request: SubmitStudyRequest, job: dict[str, Any], under: str
+) -> None:
     try:
         check(platform, SubmitRequest(spec=job, owner=request.owner))
     except SpecInvalid as error:
-        raise SpecInvalid(
-            [replace(one, path=f"job.{one.path}") for one in error.problems]
-        ) from None
-    return spec
+        found = [replace(one, path=f"{under}.{one.path}") for one in error.problems]
+        raise SpecInvalid(found) from None
 
 
 def _unsupported(spec: StudySpec) -> list[Problem]:
@@ -104,12 +110,8 @@ def _unsupported(spec: StudySpec) -> list[Problem]:
     found += methods.check(spec.search.method, options_of(spec), spec.to_space())
     if spec.search.warm_start:
         found.append(Problem("search.warm_start", later))
-    if spec.final is not None:
-        found.append(Problem("final", later))
     if spec.job is None:
         found.append(Problem("job", f"is required: {later} for evaluators outside the platform"))
-    if spec.rungs is not None and spec.rungs.resources:
-        found.append(Problem("rungs.resources", later))
     folder = (spec.job or {}).get("checkpoint")
     directory = folder.get("directory") if isinstance(folder, dict) else None
     if isinstance(directory, str) and "${params" not in directory:
@@ -128,13 +130,12 @@ def options_of(spec: StudySpec) -> dict[str, Any]:
 def policy_of(spec: StudySpec) -> StudyPolicy:
     """The settings that the study machine uses, from a spec without problems."""
     space, one = spec.to_space(), spec.trials
-    max_trials, parallel = one.max, one.parallel
+    max_trials = one.max
     if spec.search.method == "grid":
         cells = draw.grid_size(space)
         max_trials = cells if max_trials is None else min(max_trials, cells)
     if spec.population is not None:
         max_trials = spec.population.size
-        parallel = one.parallel if "parallel" in one.model_fields_set else max_trials
     objective, stop = spec.objective, spec.early_stop
     first = (spec.first_params(index) for index in range(len(spec.start_with)))
     return StudyPolicy(
@@ -145,12 +146,14 @@ def policy_of(spec: StudySpec) -> StudyPolicy:
         seed=spec.search.seed,
         start_with=tuple(params for params in first if params is not None),
         max_trials=max_trials,
-        parallel=parallel,
+        parallel=spec.num_parallel,
         failures=FailurePolicy(one.failed.max, one.failed.share),
         duplicates=one.duplicates,
         rungs=None if spec.rungs is None else spec.rungs.to_core(),
         early_stop=None if stop is None else EarlyStopPolicy(stop.patience, stop.min_delta),
         population=None if spec.population is None else _population(spec, spec.population),
+        final=None if spec.final is None else FinalPolicy(spec.final.seeds),
+        resources=() if spec.rungs is None else spec.rungs.shapes(),
         budget=StudyBudget(spec.budget.slot_hours, spec.budget.usd, spec.budget.duration),
     )
 

@@ -9,16 +9,25 @@ from typing import Any
 from phalanx.core.contract.secrecy import JOB_LAYER, WITHHELD, role_layer
 from phalanx.core.contract.trial import ForkSource, TrialContract
 from phalanx.core.search.draft import US
-from phalanx.core.search.model import ForkTrial, ResizeTrial, Study, SubmitTrial, Trial
+from phalanx.core.search.model import (
+    ForkTrial,
+    ResizeTrial,
+    RungResources,
+    Study,
+    SubmitTrial,
+    Trial,
+)
 from phalanx.core.search.rungs.advance import LONGEST_HOLD_S, hold_us
 from phalanx.errors import CheckpointNotFound, StoreError
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.services.lifecycle.submit import PreparedJob, prepare
 from phalanx.services.platform import Platform
-from phalanx.services.studies.submit import CALLER
 from phalanx.store.database import Tx
 from phalanx.store.studies import checkpoint_pins
 from phalanx.store.studies.rows import StoredStudy
+
+CALLER = "caller"
+"""Layer of the caller's secret variables."""
 
 
 def prepare_trial(
@@ -36,6 +45,9 @@ def prepare_trial(
     secrets = _secrets(platform, stored)
     job = {"name": stored.header.name, **_with_values(given["job"], secrets)}
     filled = spec.model_copy(update={"job": job}).job_for(trial.params)
+    shape = study.policy.resources_at(trial.until)
+    if shape is not None:
+        filled = with_shape(filled, shape)
     caller = given["caller_env"]
     request = SubmitRequest(
         spec=filled,
@@ -46,6 +58,13 @@ def prepare_trial(
         owner=given["owner"],
     )
     return prepare(platform, request, contract_of(study, trial, source))
+
+
+def with_shape(job: Mapping[str, Any], shape: RungResources) -> dict[str, Any]:
+    """A job spec with the resources of a rung over its own."""
+    named = {"nodes": shape.nodes, "slots_per_node": shape.slots_per_node}
+    given = {name: one for name, one in named.items() if one is not None}
+    return {**job, "resources": {**(job.get("resources") or {}), **given}}
 
 
 def contract_of(study: Study, trial: Trial, source: ForkSource | None = None) -> TrialContract:
@@ -66,6 +85,8 @@ def contract_of(study: Study, trial: Trial, source: ForkSource | None = None) ->
         hold_s=hold_s,
         objective=policy.objective.metric,
         fork_of=source,
+        # Of the seeds of a final retraining, none is 0, the default of scripts.
+        seed=trial.origin.sub + 1 if trial.is_final else None,
     )
 
 

@@ -129,7 +129,10 @@ def test_a_job_that_is_nested_too_deep_is_refused():
     ("keys", "said"),
     [
         ({"trials": {}}, "trials.max: is required"),
-        ({"trials": {"max": 3}}, "trials.parallel: is more than `trials.max`, 3 (got 4)"),
+        (
+            {"trials": {"max": 3, "parallel": 4}},
+            "trials.parallel: is more than `trials.max`, 3 (got 4)",
+        ),
         (
             {"search": {"method": "bayesan"}},
             "search.method: no such method; did you mean bayesian?",

@@ -171,7 +171,9 @@ def _follow(client: PhalanxClient, study: StudyView) -> StudyView:
             client.studies.stop(study.num)
     ended = client.studies.get(study.num)
     said = f": {ended.reason.message}" if ended.reason.message else ""
-    note(f"{ended.label} {ended.state}{said}; best {_best(ended)}")
+    final = _final(ended)
+    trained = f"; retrained {final}" if final else ""
+    note(f"{ended.label} {ended.state}{said}; best {_best(ended)}{trained}")
     return ended
 
 
@@ -204,6 +206,15 @@ def _eta(study: StudyView) -> str:
 def _best(study: StudyView) -> str:
     one = study.best
     return "none yet" if one is None else f"{number(one.value)} of {one.label}"
+
+
+def _final(study: StudyView) -> str | None:
+    """Mean and deviation of the final retraining; None without one."""
+    one = study.final
+    if one is None:
+        return None
+    spread = "" if one.deviation is None else f" ± {number(one.deviation)}"
+    return f"{number(one.mean)}{spread} over {len(one.values)} of {len(one.trials)} seeds"
 
 
 def _params(one: TrialView) -> str:
@@ -264,6 +275,7 @@ def show(ctx: typer.Context, study: StudyName, json: AsJson = False) -> None:
             ("trials", f"{view.num_over} of {view.max_trials} ended: {counts}"),
             ("best", _best(view)),
             ("params", None if view.best is None else _params(view.best)),
+            ("final", _final(view)),
             ("slot-hours", number(view.cost.slot_hours)),
         ]
     )
