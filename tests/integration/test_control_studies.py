@@ -17,12 +17,14 @@ from phalanx.core.search.model import Study
 from phalanx.errors import PlatformError
 from phalanx.kit.clock import ManualClock
 from phalanx.schemas.api.studies import StudyView, SubmitStudyRequest, TrialView
+from phalanx.schemas.spec.study import validate_study
 from phalanx.schemas.wire import supervision as wire
 from phalanx.search import SamplerWorker
 from phalanx.services.queries import studies as views
 from phalanx.services.studies import requests
+from phalanx.services.studies.earlier_studies import earlier_studies
 from phalanx.services.studies.step import studies_step
-from phalanx.services.studies.submit import submit_study
+from phalanx.services.studies.submit import check_study, submit_study
 from phalanx.services.studies.suggestions import suggestions_step
 from phalanx.store.studies import log, rows
 from phalanx.testing.executors import FakeExecutor
@@ -286,6 +288,30 @@ def test_what_a_study_cannot_do_is_refused_at_once(bench: Bench) -> None:
         bench.submit(search=search, trials={"max": 3, "parallel": 1})
     with pytest.raises(PlatformError, match=r"job\.resources"):
         bench.submit(job={"run": "x", "resources": {"nodes": 99, "slots_per_node": 1}})
+
+
+def test_a_study_learns_from_an_earlier_one_of_its_project(bench: Bench) -> None:
+    bench.go(bench.submit())
+    fewer = GRID | {"lr": {"values": [0.1, 0.2]}}
+    search = {"method": "auto", "warm_start": ["digits-lr"]}
+    changes: dict[str, Any] = {"search": search, "space": fewer, "trials": {"max": 4}}
+    request = SubmitStudyRequest(spec=study_spec(**changes), owner="ada")
+    (told,) = check_study(bench.rig.platform, request).warm_start
+    assert (told.study, told.trials, told.dropped) == ("s-1", 4, 2)
+    bench.go(num := bench.submit(**changes))
+    origins = [one.origin.sampler for one in bench.trials(num)]
+    assert origins[:3] == ["warm_start"] * 3 and "warm_start" not in origins[3:]
+    assert bench.trials(num)[0].params == {"lr": 0.2, "width": 1}
+    bench.check_log(num)
+    for said, spec in {
+        "no such study in project b": study_spec(**changes, job={"run": "x", "project": "b"}),
+        "was to minimize val_loss, this one": study_spec(**changes, objective={"metric": "acc"}),
+        "none of the 6 trials of s-1": study_spec(**changes | {"space": {"lr": {"int": [5, 9]}}}),
+    }.items():
+        later = validate_study(spec | {"search": search | {"warm_start": ["s-1"]}})
+        project = (later.job or {}).get("project", "default")
+        with pytest.raises(PlatformError, match=said):
+            earlier_studies(bench.rig.platform, later, project)
 
 
 def test_values_of_secret_variables_reach_trials_and_no_database(bench: Bench) -> None:

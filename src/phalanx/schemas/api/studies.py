@@ -52,6 +52,14 @@ class ExpectedRungView(ResponseBody):
     slot_hours: float | None = None
 
 
+class EarlierStudyView(ResponseBody):
+    """A study that a new one learns from: how many of its trials, and how many do not fit the space."""
+
+    study: str
+    trials: int
+    dropped: int
+
+
 class StudyCheckView(ResponseBody):
     """What a study would do, without submitting it.
 
@@ -70,6 +78,7 @@ class StudyCheckView(ResponseBody):
     rungs: list[ExpectedRungView] = Field(default_factory=list)
     share: float | None = None
     slot_hours: float | None = None
+    warm_start: list[EarlierStudyView] = Field(default_factory=list)
 
 
 class ObjectiveView(ResponseBody):

@@ -132,7 +132,8 @@ class SearchSection(Section):
     warm_start: list[NotEmpty] = Field(
         default_factory=list,
         max_length=100,
-        description="Studies with trials to learn from, such as s-3; their three best params come first.",
+        description="Studies of the same project to learn from, by number or by name (the newest of it); "
+        "their three best params come first.",
     )
     options: dict[Name, Any] = Field(
         default_factory=dict, max_length=100, description="Options of a plugin's method."

@@ -36,7 +36,7 @@ _OPTIONS = {
     "init_points": _MODELS,
     "acquisition": ("auto", "bayesian"),
     "kappa": ("auto", "bayesian", "pb2"),
-    "warm_start": _MODELS,
+    "warm_start": ("auto", "tpe", "bayesian"),
 }
 # Keys of a job spec that would make something else than one job for each trial.
 _NOT_IN_TRIALS = ("array", "schedule", "depends_on", "search", "kind")

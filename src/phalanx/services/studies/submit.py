@@ -19,9 +19,11 @@ from phalanx.core.search.model import (
     StudyPolicy,
 )
 from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
+from phalanx.kit.text import study_label
 from phalanx.launch import secret_files
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.api.studies import (
+    EarlierStudyView,
     ExpectedRungView,
     StudyCheckView,
     SubmitStudyRequest,
@@ -42,6 +44,7 @@ from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.submit import check
 from phalanx.services.platform import Platform
 from phalanx.services.studies.commit import study_progress, study_topic, trial_row
+from phalanx.services.studies.earlier_studies import earlier_studies
 from phalanx.services.studies.trial_jobs import CALLER, with_shape
 from phalanx.store.database import Tx
 from phalanx.store.events import kind_of
@@ -53,7 +56,7 @@ from phalanx.store.studies.rows import StudyHeader
 def check_study(platform: Platform, request: SubmitStudyRequest) -> StudyCheckView:
     """What a study would do, as a dry run. Raises SpecInvalid with every problem found."""
     spec = _checked(platform, request)
-    policy = policy_of(spec)
+    policy, earlier = policy_of(spec), earlier_studies(platform, spec, _project(spec))
     assert policy.max_trials is not None
     expected = forecast(spec, policy.max_trials)
     return StudyCheckView(
@@ -71,7 +74,18 @@ def check_study(platform: Platform, request: SubmitStudyRequest) -> StudyCheckVi
         ],
         share=expected.share,
         slot_hours=expected.slot_hours,
+        warm_start=[
+            EarlierStudyView(
+                study=study_label(one.num), trials=len(one.trials), dropped=one.dropped
+            )
+            for one in earlier
+        ],
     )
+
+
+def _project(spec: StudySpec) -> str:
+    """The project of a study, which is that of its trials' jobs."""
+    return str((spec.job or {}).get("project", "default"))
 
 
 def _checked(platform: Platform, request: SubmitStudyRequest) -> StudySpec:
@@ -108,8 +122,6 @@ def _unsupported(spec: StudySpec) -> list[Problem]:
     found: list[Problem] = []
     later = "this release does not do that yet"
     found += methods.check(spec.search.method, options_of(spec), spec.to_space())
-    if spec.search.warm_start:
-        found.append(Problem("search.warm_start", later))
     if spec.job is None:
         found.append(Problem("job", f"is required: {later} for evaluators outside the platform"))
     folder = (spec.job or {}).get("checkpoint")
@@ -182,7 +194,8 @@ def submit_study(
     if known is not None:
         return int(known)
     spec = _checked(platform, request)
-    policy = policy_of(spec)
+    earlier = earlier_studies(platform, spec, _project(spec))
+    policy = replace(policy_of(spec), prior=tuple(one.trials for one in earlier))
     submission, values = _submission(request, spec)
 
     def store(tx: Tx) -> int:
@@ -190,7 +203,7 @@ def submit_study(
         secret_files.store_own(platform.home.study_secrets_file(num), values)
         header = StudyHeader(
             num=num,
-            project=str((spec.job or {}).get("project", "default")),
+            project=_project(spec),
             name=spec.name,
             owner=request.owner,
             labels={},

@@ -90,6 +90,8 @@ def start(
         if dry_run:
             _show_check(client.studies.check(request), json)
             return
+        if found.spec.search.warm_start:
+            _note_earlier(client.studies.check(request))
         code = _upload(session, client, root, Path(folder) / "code.tar")
         study = client.studies.submit(request.model_copy(update={"code": code})).study
         if detach:
@@ -124,10 +126,17 @@ def _upload(session: Session, client: PhalanxClient, root: Path, archive: Path) 
     return snapshot.digest
 
 
+def _note_earlier(view: StudyCheckView) -> None:
+    for one in view.warm_start:
+        out = f"; {one.dropped} more are outside of this space" if one.dropped else ""
+        note(f"learns from {one.trials} trials of {one.study}{out}")
+
+
 def _show_check(view: StudyCheckView, json: bool) -> None:
     if json:
         output.as_json(view)
         return
+    _note_earlier(view)
     method = view.method + (f" ({view.method_reason})" if view.method_reason else "")
     cells = "continuous" if view.num_cells is None else f"{view.num_cells} different trials"
     share = None if view.share is None else f"{view.share:.0%} of training all trials to the end"
