@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx.train as pt
 from phalanx.checkpoint import list_checkpoints
+from phalanx.errors import PlatformError
 from phalanx.train.state.export import weights_of
 
 
@@ -63,9 +64,15 @@ def evaluate():
             if name in seen:
                 continue
             seen.add(name)
-            weights, manifest = weights_of(one.path)
+            try:
+                weights, manifest = weights_of(one.path)
+                state = {key: value.read() for key, value in weights.items()}
+            except (PlatformError, OSError):
+                if one.path.exists():
+                    raise
+                continue  # `keep` deleted it after it was listed
             model = net()
-            model.load_state_dict({key: value.read() for key, value in weights.items()})
+            model.load_state_dict(state)
             with torch.no_grad():
                 loss = float(nn.functional.mse_loss(model(x), y))
             print(f"step {manifest.step}: val_loss {loss:.4f}", flush=True)
