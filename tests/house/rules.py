@@ -139,7 +139,7 @@ class Violation:
 
 
 @cache
-def _parse(path: Path) -> ast.Module:
+def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
@@ -162,7 +162,7 @@ def _imports(source: Path) -> dict[str, set[str]]:
     root = source.name
     found: dict[str, set[str]] = {name: set() for name in known}
     for name, path in known.items():
-        for node in ast.walk(_parse(path)):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.Import):
                 targets = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -255,7 +255,7 @@ def class_names(source: Path) -> list[Violation]:
     """Public class names that are given more than once."""
     places: dict[str, list[str]] = defaultdict(list)
     for name, path in modules(source).items():
-        for node in _parse(path).body:
+        for node in parse(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(name)
     return [
@@ -280,7 +280,7 @@ def sizes(source: Path) -> list[Violation]:
             found.append(
                 Violation(name, f"{lines} lines: merge it, or give the reason in SHORT_FILES")
             )
-        for node in ast.walk(_parse(path)):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 limit = MAX_FUNCTION
             elif isinstance(node, ast.ClassDef):
@@ -314,7 +314,7 @@ def fields(source: Path) -> list[Violation]:
     found = []
     for name, path in modules(source).items():
         lines = path.read_text().splitlines()
-        for node in ast.walk(_parse(path)):
+        for node in ast.walk(parse(path)):
             if not isinstance(node, ast.ClassDef) or not any(
                 _is_dataclass(one) for one in node.decorator_list
             ):
@@ -377,7 +377,7 @@ def words(source: Path) -> list[Violation]:
                 found.append(
                     Violation(f"{name}:{number}", f"{match.group(0)!r} in {line.strip()[:90]!r}")
                 )
-        for node in ast.walk(_parse(path)):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.ClassDef) and node.name in BANNED_NAMES:
                 found.append(
                     Violation(f"{name}:{node.lineno}", f"{node.name} is a banned name for a class")
@@ -391,7 +391,7 @@ def assignments(source: Path) -> list[Violation]:
     for name, path in modules(source).items():
         if not name.startswith("train"):
             continue
-        for node in ast.walk(_parse(path)):
+        for node in ast.walk(parse(path)):
             targets: Iterable[ast.expr] = ()
             if isinstance(node, ast.Assign):
                 targets = node.targets

@@ -22,6 +22,7 @@ import pytest
 from pydantic import BaseModel
 
 import phalanx
+from house.rules import parse
 from phalanx.core.reasons import Cause
 from phalanx.schemas.spec import support
 
@@ -102,8 +103,13 @@ OTHERWISE: dict[str, str] = {
 
 
 @cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def loaded(path: Path) -> frozenset[str]:
+    """Names of attributes that one module loads."""
+    return frozenset(
+        node.attr
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    )
 
 
 def module_name(path: Path, source: Path) -> str:
@@ -119,11 +125,7 @@ def reads(source: Path, without: Iterable[str] = ()) -> set[str]:
         name = module_name(path, source)
         if any(name == one or name.startswith(f"{one}.") for one in skipped):
             continue
-        found |= {
-            node.attr
-            for node in ast.walk(tree(path))
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-        }
+        found |= loaded(path)
     return found
 
 

@@ -82,7 +82,7 @@ def test_a_job_to_which_nothing_happens(folder):
     assert job.counts["deletions near"] == job.counts["deletions far"] == 5
 
 
-@settings(max_examples=60, derandomize=True, database=None)
+@settings(max_examples=30, derandomize=True, database=None)
 @given(SEQUENCES)
 def test_the_end_of_a_job_is_exact_or_explained(folder, sequence):
     judged(played(folder, sequence))

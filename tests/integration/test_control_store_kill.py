@@ -22,7 +22,7 @@ def test_a_killed_writer_loses_nothing_that_was_answered(tmp_path: Path) -> None
     path = tmp_path / "db" / "phalanx.sqlite"
     answered: dict[int, int] = {}
     rng = random.Random(5)
-    for _ in range(3):
+    for _ in range(2):
         child = subprocess.Popen([sys.executable, str(WRITER), str(path)], stdout=subprocess.PIPE)
         assert child.stdout is not None
         with child:

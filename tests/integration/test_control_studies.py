@@ -158,13 +158,19 @@ def sampler() -> Iterator[SamplerWorker]:
         yield made
 
 
-@pytest.mark.parametrize("search", [RANDOM, {"method": "bayesian", "seed": 7, "init_points": 4}])
+@pytest.mark.parametrize(
+    "search",
+    [
+        RANDOM,
+        pytest.param({"method": "bayesian", "seed": 7, "init_points": 4}, marks=pytest.mark.extras),
+    ],
+)
 def test_a_crash_between_any_two_commits_loses_and_doubles_nothing(
     tmp_path: Path, sampler: SamplerWorker, search: dict[str, Any]
 ) -> None:
     """At random commits the process is gone; another one goes on, with the same suggestions."""
     undisturbed: dict[int, dict[str, Any]] = {}
-    for seed in range(4 if search is RANDOM else 2):
+    for seed in range(3 if search is RANDOM else 2):
         executor, clock = FakeExecutor(), ManualClock()
         options: dict[str, Any] = {"executor": executor, "clock": clock, "sampler": sampler}
         dice, crashes, num = random.Random(seed), 0, 0

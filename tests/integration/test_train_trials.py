@@ -169,6 +169,7 @@ def test_a_fork_has_the_parents_state_and_its_own_rate(tmp_path: Path) -> None:
     assert other[2] == pytest.approx((0.3 * 0.9**6, 0.3 * 0.9**6, 0.3))
 
 
+@pytest.mark.extras
 def test_a_trial_that_rejects_its_params_says_why(tmp_path: Path) -> None:
     assert start(tmp_path, "bad", None, code=1, reject=True) == []
 

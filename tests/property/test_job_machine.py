@@ -249,7 +249,7 @@ def check_budgets(before: Job, after: Job, life: Life, now: int) -> None:
         assert sum(1 for one in spent if one > now - window) <= budget.count
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lives())
 def test_any_order_of_events_keeps_every_promise(life: Life) -> None:
     assert rebuild(life.log) == life.job
@@ -258,7 +258,7 @@ def test_any_order_of_events_keeps_every_promise(life: Life) -> None:
     assert [(decode(kind, data), at) for data, kind, at in stored] == life.log
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lives(), st.data())
 def test_repeating_what_was_said_changes_nothing(life: Life, data: st.DataObject) -> None:
     """At-least-once delivery: every report of the log, told again at the end, is ignored."""

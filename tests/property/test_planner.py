@@ -158,11 +158,27 @@ def held_of(job: QueuedJob, now: int) -> RunningJob:
 plan_placeholder = Placement("", ())
 
 
-@given(st.data(), st.integers(0, 2**16), st.sampled_from([(), PROJECTS, TREE]))
-@settings(max_examples=60, deadline=None)
+STREAM = (st.data(), st.integers(0, 2**16), st.sampled_from([(), PROJECTS, TREE]))
+
+
+@given(*STREAM)
+@settings(max_examples=20, deadline=None)
 def test_random_streams_keep_every_promise(
     data: st.DataObject, seed: int, projects: tuple[Project, ...]
 ) -> None:
+    keeps_every_promise(data, seed, projects)
+
+
+@pytest.mark.proof
+@given(*STREAM)
+@settings(max_examples=500, deadline=None)
+def test_many_random_streams_keep_every_promise(
+    data: st.DataObject, seed: int, projects: tuple[Project, ...]
+) -> None:
+    keeps_every_promise(data, seed, projects)
+
+
+def keeps_every_promise(data: st.DataObject, seed: int, projects: tuple[Project, ...]) -> None:
     stream = Stream(seed, projects)
     for num in range(1, data.draw(st.integers(4, 14)) + 1):
         job = data.draw(jobs(num))

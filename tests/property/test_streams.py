@@ -131,7 +131,7 @@ def test_equal_projects_with_equal_demand_get_equal_shares_of_a_day() -> None:
     nodes = traces.grid_nodes(2, 8, 2, 2)
     equal = tuple(Project(name) for name in names)
     day_s = 86_400.0
-    setup = SimulationSetup(nodes, equal, until_s=day_s, audit_every=50, half_life_s=day_s / 4)
+    setup = SimulationSetup(nodes, equal, until_s=day_s, audit_every=200, half_life_s=day_s / 4)
     result = simulate(jobs, setup, POLICIES["phalanx"]())
     assert len(result.lifecycles.jobs) == len(jobs) and any(
         run.end_s is None for run in result.runs.values()

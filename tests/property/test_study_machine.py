@@ -312,7 +312,7 @@ REQUESTS = [
 ]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(policies | populations, st.integers(0, 10**6), st.booleans())
 def test_every_study_ends_and_keeps_its_invariants(
     policy: StudyPolicy, seed: int, disturbed: bool

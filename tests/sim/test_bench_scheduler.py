@@ -22,6 +22,7 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, PROGRAM, *words], capture_output=True, text=True)
 
 
+@pytest.mark.extras
 def test_the_quick_run_compares_every_policy() -> None:
     done = bench("--quick")
     assert done.returncode == 0, done.stderr

@@ -37,6 +37,6 @@ def test_the_parameters_are_theirs(bench: ModuleType, name: str) -> None:
 def test_a_small_part_runs_to_the_end(
     bench: ModuleType, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench.measure(name, bench.SHAPES[name], 0.004)
+    bench.measure(name, bench.SHAPES[name], 0.002)
     said = capsys.readouterr().out
     assert f"{name}: " in said and "workloads in" in said

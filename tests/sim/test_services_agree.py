@@ -261,11 +261,11 @@ def test_a_day_is_decided_the_same_in_the_simulator_and_in_the_services(
 @pytest.mark.parametrize(
     ("change", "policy", "projects"),
     [
-        ({"preferred": "none"}, {}, PROJECTS),
-        ({"patience_s": 60.0}, {}, PROJECTS),
+        pytest.param({"preferred": "none"}, {}, PROJECTS, marks=pytest.mark.extras),
+        pytest.param({"patience_s": 60.0}, {}, PROJECTS, marks=pytest.mark.extras),
         ({}, {}, changed("team-1", max_slots=40)),
         ({}, {}, changed("team-2", max_running=5)),
-        ({}, {"half_life_s": 60.0}, PROJECTS),
+        pytest.param({}, {"half_life_s": 60.0}, PROJECTS, marks=pytest.mark.extras),
         ({}, {"config": replace(CONFIG, num_reservations=0)}, PROJECTS),
     ],
     ids=["preference", "patience", "quota", "running", "decay", "reservations"],

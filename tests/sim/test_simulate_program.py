@@ -128,7 +128,7 @@ class TestProgram:
 
     def test_the_example_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
         path = Path(__file__).resolve().parents[2] / "examples" / "simulate" / "jobs.jsonl"
-        words = ["--trace", str(path), "--format", "phalanx", "--nodes", "8", "--policy", "phalanx"]
+        words = ["--trace", str(path), "--nodes", "8", "--policy", "phalanx", "--jobs", "30"]
         assert main([*words, "--price", "2", "--what-if", "quota.team-0=64"]) == 0
         assert "team-0" in capsys.readouterr().out
 

@@ -58,15 +58,15 @@ def trials_of(home: Home) -> list[dict[str, object]]:
 
 
 def test_a_sweep_is_followed_to_its_end_and_shown_by_its_verbs(home: Home):
-    code, out, err = home.run("sweep", study_file(home, [1, 2, 3], [0]))
+    code, out, err = home.run("sweep", study_file(home, [1, 2], [0]))
     assert code == 0, (out, err)
     found = trials_of(home)
     assert sorted((one["params"]["x"], one["value"], one["status"]) for one in found) == [
-        (1, 1.0, "completed"), (2, 0.0, "completed"), (3, 1.0, "completed"),
-    ]  # fmt: skip
+        *((1, 1.0, "completed"), (2, 0.0, "completed"))
+    ]
     best = json.loads(home.run("sweep", "best", "s-1", "--json")[1])
     assert best["params"] == {"x": 2, "y": 0}
-    assert len(json.loads(home.run("ps", "--all", "--json")[1])) == 3
+    assert len(json.loads(home.run("ps", "--all", "--json")[1])) == 2
 
 
 def test_bad_studies_are_refused_before_anything_runs(home: Home):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 
 import httpx
 import pytest
@@ -77,6 +78,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
 }
 
 
+@cache
 def routes() -> dict[tuple[str, str], set[str]]:
     """Method and path pattern of every route, with the names of its query parameters."""
     app = FastAPI()

@@ -396,7 +396,7 @@ def _changed(value, path, new):
     return [_changed(one, path[1:], new) if i == path[0] else one for i, one in enumerate(value)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_no_document_gives_anything_but_a_study_or_problems(data):
     document = data.draw(st.sampled_from(_DOCUMENTS))
