@@ -39,7 +39,7 @@ def survives(gang, args, extra, world, kills, seed, every="4 steps"):
     ("method", "accumulate", "world"),
     [
         ("powersgd", 3, 3),
-        ({"method": "topk", "fraction": 0.1}, 1, 3),
+        pytest.param({"method": "topk", "fraction": 0.1}, 1, 3, marks=pytest.mark.extras),
         pytest.param(
             {"method": "randomk", "fraction": 0.1, "start_step": 6}, 1, 4, marks=pytest.mark.proof
         ),
