@@ -69,6 +69,36 @@ def test_a_sweep_is_followed_to_its_end_and_shown_by_its_verbs(home: Home):
     assert len(json.loads(home.run("ps", "--all", "--json")[1])) == 2
 
 
+PRINTING = """
+import json, os, signal
+
+x = json.loads(os.environ["PHALANX_PARAMS"])["x"]
+for epoch in range(2) if x else ():
+    print(f"epoch {epoch}: val_loss {x * 0.5 - epoch * 0.1:.3f}", flush=True)
+    if x == 1:
+        signal.pause()
+"""
+
+
+def test_a_script_without_the_library_is_searched_by_what_it_prints(home: Home):
+    name = study_file(home, [0, 2, 1], [0], parallel=1)
+    (home.root / "trial.py").write_text(PRINTING)
+    text = yaml.safe_load((home.root / name).read_text())
+    text["objective"] |= {"target": 0.5}
+    text["search"], text["trials"]["max"] = {"method": "random"}, 3
+    text["start_with"] = [{"x": 0, "y": 0}, {"x": 2, "y": 0}, {"x": 1, "y": 0}]
+    text["job"]["metrics"] = "epoch {epoch}: val_loss {val_loss}"
+    (home.root / name).write_text(yaml.safe_dump(text))
+    code, out, err = home.run("sweep", name)
+    assert code == 0, (out, err)
+    silent, printing, stopped = sorted(trials_of(home), key=lambda one: one["number"])
+    assert (silent["status"], silent["value"]) == ("failed", None)
+    assert "no_metric" in str(silent["reason"])
+    assert (printing["status"], printing["value"]) == ("completed", 0.9)
+    # It reached the target of the study, which ends it by a signal.
+    assert (stopped["value"], stopped["params"]["x"]) == (0.5, 1)
+
+
 def test_bad_studies_are_refused_before_anything_runs(home: Home):
     name = study_file(home, [1, 2], [0])
     text = (home.root / name).read_text().replace("objective", "objectiv")

@@ -96,7 +96,8 @@ def _json(line: str) -> dict[str, float]:
 class ParsedLine:
     """The metrics of one line.
 
-    `stepped`: the line is the first of its step. `counted`: the step is a count of lines.
+    `stepped`: the line is the first of its step. `counted`: the step is a count of lines. `has_epoch`:
+    this line or an earlier one has named an epoch.
     """
 
     step: int
@@ -104,6 +105,12 @@ class ParsedLine:
     values: Mapping[str, float | str]
     stepped: bool
     counted: bool = False
+    has_epoch: bool = False
+
+
+def names_metric(patterns: Sequence[LinePattern], name: str) -> bool:
+    """Whether the patterns may find a number of this name: lines of JSON may hold any."""
+    return any(one.expression is None or name in one.names for one in patterns)
 
 
 class LineReader:
@@ -119,6 +126,7 @@ class LineReader:
         self._counts = not any({"step", "epoch"} & set(one.names) for one in patterns)
         self._step = self._named = -1
         self._epoch = 0
+        self._has_epoch = False
         self._num_lines = first
 
     def read(self, line: str) -> ParsedLine | None:
@@ -131,7 +139,7 @@ class LineReader:
         self._num_lines += 1
         step, epoch = _whole(values.pop("step", None)), _whole(values.pop("epoch", None))
         if epoch is not None:
-            self._epoch = epoch
+            self._epoch, self._has_epoch = epoch, True
         counted = False
         if step is not None:
             self._named = step
@@ -143,7 +151,8 @@ class LineReader:
         if step is not None:
             self._step = step
         shown = {name: one if math.isfinite(one) else str(one) for name, one in values.items()}
-        return ParsedLine(max(0, self._step), self._epoch, shown, stepped, counted)
+        at = max(0, self._step)
+        return ParsedLine(at, self._epoch, shown, stepped, counted, self._has_epoch)
 
 
 def _whole(value: float | None) -> int | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -12,6 +13,7 @@ from typing import Any
 
 from phalanx.core.search.draw import MAX_GRID, grid_size
 from phalanx.core.search.space import Space
+from phalanx.core.telemetry.line_patterns import LinePattern, names_metric
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
 from phalanx.schemas.spec.document import validate_spec
@@ -63,8 +65,40 @@ def study_problems(spec: StudySpec) -> list[Problem]:
         *_rungs(spec),
         *_population(spec),
         *_outside(spec),
+        *_printed(spec),
         *_job(spec),
     ]
+
+
+def prints_objective(spec: StudySpec) -> bool:
+    """Whether the objective is read from the output of trials, by the patterns of `job.metrics`."""
+    return names_metric(_patterns(spec), spec.objective.metric)
+
+
+def _patterns(spec: StudySpec) -> list[LinePattern]:
+    """The patterns of `job.metrics`; those that are no patterns are problems of the job itself."""
+    given = (spec.job or {}).get("metrics", [])
+    found: list[LinePattern] = []
+    for text in given if isinstance(given, list) else [given]:
+        with contextlib.suppress(ValueError):
+            found += [LinePattern.parse(text)] if isinstance(text, str) else []
+    return found
+
+
+def _printed(spec: StudySpec) -> Iterator[Problem]:
+    """What trials cannot do if they print their objective: nothing tells them where to save and pause."""
+    if not prints_objective(spec):
+        return
+    why = "trials that print their objective cannot pause; call `run.report` instead"
+    if spec.population is not None:
+        yield Problem("population", why)
+    if spec.rungs is None:
+        return
+    if spec.rungs.rule in _HALVING and spec.rungs.type == "promotion":
+        yield Problem("rungs.type", f"{why}, or write `type: stop`", spec.rungs.type)
+    unit = spec.rungs.unit
+    if unit != "step" and not names_metric(_patterns(spec), unit):
+        yield Problem("job.metrics", f"names no {{{unit}}}, which `rungs.unit` counts")
 
 
 def _method(spec: StudySpec) -> Iterator[Problem]:

@@ -105,7 +105,11 @@ class Generation:
             ending=lambda: self.ending or self.failure is not None,
         )
         self._line_metrics = RecordsFromOutput(
-            gang.role.metric_lines, context.clock, self.records, self.metrics
+            gang.role.metric_lines,
+            context.clock,
+            self.records,
+            self.metrics,
+            gang.trial if context.assignment.leads else None,
         )
         self._checkpoint_folder = open_checkpoint_folder(
             context, orders, self._line_metrics, self.ranks

@@ -181,6 +181,24 @@ def test_a_job_that_is_nested_too_deep_is_refused():
         ({"rungs": {"max": 9, "min_results": 3}}, "rungs.min_results: has an effect"),
         ({"job": None, "budget": {"slot_hours": 1}}, "budget.slot_hours: has no effect without"),
         ({"job": None, "final": {}}, "final: has no effect without `job`"),
+        (
+            {"rungs": {"max": 9}, "job": {"run": "x", "metrics": "epoch {epoch} {val_loss}"}},
+            "rungs.type: trials that print their objective cannot pause; call `run.report` instead, or "
+            "write `type: stop`",
+        ),
+        (
+            {"rungs": {"max": 9, "type": "stop"}, "job": {"run": "x", "metrics": ["l {val_loss}"]}},
+            "job.metrics: names no {epoch}, which `rungs.unit` counts",
+        ),
+        (
+            {
+                "population": {"max": 9},
+                "search": {"method": "pbt"},
+                "trials": {},
+                "job": {"run": "x", "metrics": "json"},
+            },
+            "population: trials that print their objective cannot pause",
+        ),
         ({"job": {"run": "true", "rnu": 1}}, "job.rnu: unknown key; did you mean run?"),
         ({"job": {"run": "true", "image": "x"}}, "job.image: not yet supported"),
         ({"job": {"run": "true", "array": "0-9"}}, "job.array: is not possible in the job"),
@@ -205,6 +223,21 @@ def test_a_job_that_is_nested_too_deep_is_refused():
 def test_what_does_not_go_together_is_refused_at_submit(keys, said):
     found = problems(**keys)
     assert any(one.startswith(said) for one in found), found
+
+
+@pytest.mark.parametrize(
+    ("rungs", "metrics"),
+    [
+        ({"max": 9}, "epoch {epoch} acc {accuracy}"),
+        ({"max": 9, "type": "stop"}, "epoch {epoch} loss {val_loss}"),
+        ({"max": 9, "type": "stop", "unit": "step"}, "loss {val_loss}"),
+        ({"max": 9, "rule": "median", "unit": "token"}, ["tokens {token}", "loss {val_loss}"]),
+        ({"max": 9, "type": "stop"}, "json"),
+        (None, "loss {val_loss}"),
+    ],
+)
+def test_objectives_that_trials_print_go_with_rules_that_stop(rungs, metrics):
+    assert problems(rungs=rungs, job={"run": "x", "metrics": metrics}) == []
 
 
 def test_placeholders_keep_types_and_quote_text_for_the_shell():
