@@ -201,6 +201,8 @@ def sdk_page() -> list[str]:
         ("sdk/client", "PhalanxClient", "The client, the server, pools, nodes and projects"),
         ("sdk/transport", "Transport", "The connection"),
         ("sdk/jobs", "JobCalls", "Jobs"),
+        ("sdk/studies", "StudyCalls", "Studies"),
+        ("sdk/studies", "StudyHandle", "Trials evaluated outside"),
     ):
         node = _definition(_parsed(module), name)
         assert isinstance(node, ast.ClassDef)

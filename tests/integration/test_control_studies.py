@@ -383,3 +383,141 @@ def _train_to_target(bench: Bench, trial: TrialView) -> None:
     else:
         supervisor.ended(0, "at_target", step=trial.until, target=trial.until)
     supervisor.leave()
+
+
+# -- evaluators outside the platform -------------------------------------------------------------
+
+OUTSIDE: dict[str, Any] = {"space": LINE, "job": None, "trials": {"max": 8}}
+
+
+def ask(rig: Rig, num: int, **rest: Any) -> dict[str, Any]:
+    """Ask with the sampler's loop in between, as a server with its loops does."""
+    key = {"Idempotency-Key": rest.pop("key")} if "key" in rest else None
+    with rig_http(rig) as http:
+        for _ in range(2):
+            answer = http.post(f"/api/v1/studies/{num}/ask", json=rest, headers=key)
+            assert answer.status_code == 200, answer.text
+            if not key:
+                break
+            suggestions_step(rig.platform, rig.clock.now())
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+def post(rig: Rig, path: str, body: dict[str, Any]) -> httpx.Response:
+    with rig_http(rig) as http:
+        return http.post(f"/api/v1/studies/{path}", json=body)
+
+
+def test_an_evaluator_outside_asks_and_tells_each_trial_once(bench: Bench) -> None:
+    rig = bench.rig
+    num = bench.submit(search=RANDOM, **OUTSIDE)
+    first = ask(rig, num, key="a", count=3, evaluator="laptop")
+    again = ask(rig, num, key="a", count=3, evaluator="laptop")
+    assert first == again and [one["number"] for one in first["trials"]] == [0, 1, 2]
+    assert {one["reason"] for one in first["trials"]} == {"runs: at evaluator laptop"}
+    for one in first["trials"]:
+        for value in (0.5 + one["number"], 0.1):  # the second is a duplicate, and changes nothing
+            told = post(rig, f"{num}/trials/{one['number']}/tell", {"value": value})
+            assert (told.status_code, told.json()["value"]) == (200, 0.5 + one["number"])
+    ask(rig, num, key="b", count=9)
+    assert post(rig, f"{num}/trials/3/tell", {"value": None}).json()["status"] == "diverged"
+    failed = {"outcome": "failed", "reason": "out of memory"}
+    assert post(rig, f"{num}/trials/4/tell", failed).json()["reason"] == "job_failed: out of memory"
+    assert post(rig, f"{num}/trials/5/tell", {"outcome": "rejected"}).json()["status"] == "rejected"
+    for number in (6, 7):
+        post(rig, f"{num}/trials/{number}/tell", {"value": 5.0})
+    # A rejected trial does not count, so there is one more.
+    (last,) = ask(rig, num, key="c", count=9)["trials"]
+    post(rig, f"{num}/trials/{last['number']}/tell", {"value": 7.0})
+    view = bench.view(num)
+    assert (view.state, view.best and view.best.number) == ("succeeded", 0)
+    assert ask(rig, num, key="d") | {"cursor": 0} == {
+        "trials": [], "waiting": 0, "done": True, "state": "succeeded", "cursor": 0,
+    }  # fmt: skip
+    bench.check_log(num)
+
+
+def test_a_trial_that_is_never_told_goes_to_the_next_evaluator(bench: Bench) -> None:
+    rig = bench.rig
+    num = bench.submit(search=RANDOM, **OUTSIDE)
+    (lost,) = ask(rig, num, key="a", lease_s=60, evaluator="lost")["trials"]
+    rig.clock.advance(50)
+    assert post(rig, f"{num}/trials/0/report", {"unit": 1, "value": 3.0}).status_code == 200
+    rig.clock.advance(50)
+    studies_step(rig.platform, rig.clock.now())
+    assert bench.trials(num)[0].status == "running"  # the report began the lease anew
+    rig.clock.advance(11)
+    studies_step(rig.platform, rig.clock.now())
+    assert bench.trials(num)[0].reason == "evaluator_silent: lost was silent for 60 s"
+    (taken,) = ask(rig, num, key="b", lease_s=60, evaluator="other")["trials"]
+    assert taken["params"] == lost["params"] and taken["number"] == 0
+    # Both tell: the first result stands, whichever evaluator it comes from.
+    for value in (1.0, 2.0):
+        assert post(rig, f"{num}/trials/0/tell", {"value": value}).json()["value"] == 1.0
+    for _ in range(3):
+        (one,) = ask(rig, num, lease_s=60, key=str(rig.clock.now()))["trials"]
+        assert one["number"] == 1
+        rig.clock.advance(61)
+        studies_step(rig.platform, rig.clock.now())
+    assert bench.trials(num)[1].status == "failed"
+    ask(rig, num, lease_s=60, key="c")
+    requests.pause_study(rig.platform, num, rig.clock.now(), "user")
+    rig.clock.advance(61)
+    studies_step(rig.platform, rig.clock.now())
+    assert bench.trials(num)[2].status == "suggested"
+    assert ask(rig, num, key="d")["trials"] == []  # the study is paused
+    bench.check_log(num)
+
+
+def test_trials_outside_stop_at_rungs_and_only_where_asked_for(bench: Bench) -> None:
+    rig = bench.rig
+    rungs = {"rule": "median", "min": 1, "max": 9, "min_results": 2}
+    num = bench.submit(search=RANDOM, rungs=rungs, **OUTSIDE)
+    found = ask(rig, num, key="a", count=4)["trials"]
+    said = [
+        post(rig, f"{num}/trials/{one['number']}/report", {"unit": 1, "value": one["number"]})
+        for one in found
+    ]
+    assert [one.json()["status"] for one in said] == ["running", "running", "stopped", "stopped"]
+    assert post(rig, f"{num}/trials/7/tell", {"value": 1}).status_code == 404
+    with_jobs = bench.submit()
+    assert post(rig, f"{with_jobs}/ask", {}).status_code == 409
+    with pytest.raises(PlatformError, match=r"rungs\.type"):
+        bench.submit(search=RANDOM, rungs={"max": 9}, **OUTSIDE)
+    bench.check_log(num)
+
+
+def test_suggestions_for_evaluators_outside_survive_crashes(
+    tmp_path: Path, sampler: SamplerWorker
+) -> None:
+    """The process ends at random commits; each evaluator repeats its request, and gets the same trial."""
+    search = {"method": "tpe", "seed": 7}
+    outcomes = []
+    for seed in range(3):
+        options: dict[str, Any] = {
+            "executor": FakeExecutor(), "clock": ManualClock(), "sampler": sampler,
+        }  # fmt: skip
+        dice, steps, num = random.Random(seed), 0, 0
+        with open_rig(tmp_path / str(seed), **options) as rig:
+            num = Bench(rig, loss).submit(search=search, **OUTSIDE | {"trials": {"max": 14}})
+        crashes, done = 0, False
+        while not done:
+            with open_rig(tmp_path / str(seed), **options) as rig:
+                bench = Bench(rig, loss)
+                if seed:
+                    _crash_at(rig, dice.randrange(1, 6))
+                try:
+                    while not (done := bench.view(num).is_terminal):
+                        for one in ask(rig, num, key=f"k{steps}", evaluator="one")["trials"]:
+                            value = loss(one["params"], 1)
+                            post(rig, f"{num}/trials/{one['number']}/tell", {"value": value})
+                        steps += 1
+                except Crash:
+                    crashes += 1
+        with open_rig(tmp_path / str(seed), **options) as rig:
+            found = Bench(rig, loss).trials(num)
+            Bench(rig, loss).check_log(num)
+        assert bool(crashes) == bool(seed) and len(found) == 14
+        outcomes.append([(one.number, one.params, one.value) for one in found])
+    assert outcomes[0] == outcomes[1] == outcomes[2]

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.codec import decode, encode
@@ -312,8 +312,17 @@ REQUESTS = [
 ]
 
 
+MEDIAN = StudyPolicy(
+    SPACE,
+    method="random",
+    max_trials=2,
+    rungs=RungPolicy(rule="median", max=9, min_results=2),
+)
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(policies | populations, st.integers(0, 10**6), st.booleans())
+@example(MEDIAN, 2190, True)  # the study's pause finds a trial at its last rung
 def test_every_study_ends_and_keeps_its_invariants(
     policy: StudyPolicy, seed: int, disturbed: bool
 ) -> None:
@@ -339,6 +348,57 @@ def test_every_study_ends_and_keeps_its_invariants(
     stored = decode(Trial, encode(world.study.trials[0]))
     assert stored == world.study.trials[0]
     assert decode(StudyFacts, encode(world.study.facts)) == world.study.facts
+
+
+outsiders = policies.map(
+    lambda policy: replace(
+        policy,
+        jobs=False,
+        final=None,
+        resources=(),
+        budget=StudyBudget(duration_s=policy.budget.duration_s),
+        rungs=None if policy.rungs is None else replace(policy.rungs, type="stop"),
+    )
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(outsiders, st.integers(0, 10**6))
+def test_a_study_of_outside_evaluators_ends_although_some_are_lost(
+    policy: StudyPolicy, seed: int
+) -> None:
+    """Evaluators ask, report, tell, repeat themselves, and fall silent; no trial is forgotten."""
+    world = begin(policy, seed)
+    chance = world.chance
+    for step in range(4000):
+        if world.study.is_over:
+            break
+        trials = list(world.study.trials)
+        live = [one.number for one in trials if one.params and not one.is_over]
+        number = chance.choice(live) if live else 0
+        unit, luck = chance.randrange(1, 10), chance.random()
+        if luck < 0.3 or not trials:
+            world.tell(e.TrialAsked("some", 5.0))
+        elif luck < 0.5:
+            world.tell(e.TrialReported(number, unit, chance.choice([0.5, unit / 7, None])))
+        elif luck < 0.6:
+            outcome = chance.choice(list(e.TrialOutcome))
+            told = e.TrialTold(number, chance.choice([0.3, None, unit / 9]), outcome)
+            for _ in range(2):
+                world.tell(told)
+        elif luck < 0.65 and step < 60:
+            event = chance.choice(REQUESTS)
+            known = [one.params for one in trials]
+            if not (isinstance(event, e.TrialAdded) and event.params in known):
+                world.tell(event)
+        if step > 60:
+            world.tell(e.StudyResumed())
+        world.step()
+    assert world.study.is_over, (world.study.facts, list(world.study.trials)[:12])
+    assert not world.runs, "trials outside have no jobs"
+    again = machine.rebuild(world.log)
+    assert again.facts == world.study.facts and again.trials == world.study.trials
+    same_index(restore(3, world.study.policy, world.study.facts, again.trials), world.study)
 
 
 def same_index(one: Study, other: Study) -> None:

@@ -12,7 +12,13 @@ from fastapi import FastAPI
 
 from phalanx.errors import ServerUnavailable
 from phalanx.schemas.api.jobs import SubmitRequest
-from phalanx.schemas.api.studies import ExtendStudyRequest, SubmitStudyRequest
+from phalanx.schemas.api.studies import (
+    AskRequest,
+    ExtendStudyRequest,
+    SubmitStudyRequest,
+    TellRequest,
+    TrialReportRequest,
+)
 from phalanx.schemas.api.telemetry import ProfileRequest, RequestTicket
 from phalanx.sdk import PhalanxClient
 from phalanx.sdk.studies import StudyCalls
@@ -74,6 +80,11 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "studies.resume": lambda c: c.studies.resume(1),
     "studies.stop": lambda c: c.studies.stop(1),
     "studies.extend": lambda c: c.studies.extend(1, ExtendStudyRequest(max_trials=2)),
+    "studies.create": lambda c: c.studies.create({}),
+    "studies.open": lambda c: c.studies.open(1),
+    "studies.ask": lambda c: c.studies.ask(1, AskRequest()),
+    "studies.report": lambda c: c.studies.report(1, 0, TrialReportRequest(unit=1, value=0.5)),
+    "studies.tell": lambda c: c.studies.tell(1, 0, TellRequest(value=0.5)),
     "studies.add_trial": lambda c: c.studies.add_trial(1, {"lr": 0.1}),
 }
 

@@ -157,6 +157,7 @@ class StudyDraft:
             reason=reason,
             ending=None,
             hold_until=None,
+            lease_until=None,
             reserved_s=0.0,
             **changes,
         )
@@ -200,6 +201,12 @@ class StudyDraft:
         else:
             self.command(ResumeTrial(trial.number, trial.until))
         return self.change(trial, status=_S.WAITING, reason=reason, queued_at=self.now)
+
+    def lease(self, trial: Trial, **changes: Any) -> Trial:
+        """Let the evaluator of a trial be silent for its time from now on."""
+        if trial.lease_s is not None:
+            changes["lease_until"] = self.now + round(trial.lease_s * US)
+        return self.change(trial, **changes)
 
     def lose_job(self, trial: Trial, said: str) -> Trial:
         """Keep a trial that lost its job to a failure of infrastructure; it goes on as from a pause."""

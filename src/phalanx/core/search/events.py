@@ -166,9 +166,10 @@ class TrialAdded:
 
 @dataclass(frozen=True, slots=True)
 class TrialAsked:
-    """An evaluator outside the platform asked for a trial."""
+    """An evaluator outside the platform asked for a trial, and may be silent for `lease_s` seconds."""
 
     evaluator: str
+    lease_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)

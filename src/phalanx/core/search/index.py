@@ -113,14 +113,14 @@ def _member(items: SortedItems[int], number: int, before: bool, after: bool) -> 
 
 
 def _move_timer(index: StudyIndex, old: Trial | None, new: Trial) -> None:
-    before = None if old is None else old.hold_until
-    if before == new.hold_until:
+    before, after = None if old is None else old.timer_at, new.timer_at
+    if before == after:
         return
     timers = index.timers
     if before is not None:
         timers = timers.remove((before, new.number))
-    if new.hold_until is not None:
-        timers = timers.add((new.hold_until, new.number))
+    if after is not None:
+        timers = timers.add((after, new.number))
     index.timers = timers
 
 

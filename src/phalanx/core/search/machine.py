@@ -100,7 +100,7 @@ ROWS: tuple[tuple[type[e.StudyEvent], StudyCell, StudyCell, StudyCell, StudyCell
     (e.TrialAdded,            trial_added,       trial_added,       STOPS,             OVER),
     (e.TrialAsked,            trial_asked,       PAUSED,            STOPS,             OVER),
     (e.TrialTold,             trial_told,        trial_told,        trial_told,        OVER),
-    (e.HoldElapsed,           hold_elapsed,      PAUSED,            STOPS,             OVER),
+    (e.HoldElapsed,           hold_elapsed,      hold_elapsed,      STOPS,             OVER),
     (e.StudyDurationExceeded, duration_exceeded, PAUSED,            STOPS,             OVER),
 )
 # fmt: on

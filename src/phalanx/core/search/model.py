@@ -305,6 +305,7 @@ class SearchCode(StrEnum):
     INFRASTRUCTURE = "infrastructure"
     CALLED_INVALID = "called_invalid"
     DUPLICATE = "duplicate"
+    EVALUATOR_SILENT = "evaluator_silent"  # an outside evaluator told nothing in its time
     STUDY_ENDED = "study_ended"
 
 
@@ -391,6 +392,10 @@ class Trial:
     queued_at: int | None = None
     #: evaluator outside the platform that computes it
     evaluator: str | None = None
+    #: seconds for which its evaluator may be silent
+    lease_s: float | None = None
+    #: when its evaluator counts as lost, unless it reports before
+    lease_until: int | None = None
     #: its checkpoint that is protected from retention
     pinned: str | None = None
     #: checkpoint of its parent from which it begins; None: it is no fork
@@ -422,6 +427,12 @@ class Trial:
     def at_rung(self) -> bool:
         """Whether it has a result at the rung that it trains towards."""
         return len(self.results) > self.rung - self.first_rung
+
+    @property
+    def timer_at(self) -> int | None:
+        """When it has to be looked at again: at the end of its hold, or of its evaluator's lease."""
+        times = [at for at in (self.hold_until, self.lease_until) if at is not None]
+        return min(times, default=None)
 
     @property
     def score(self) -> float | None:
@@ -522,7 +533,7 @@ class StudyIndex:
         self.interrupted = none
         """Paused trials that have not reached their rung."""
         self.timers: SortedItems[tuple[int, int]] = SortedItems()
-        """(hold_until, number) of trials that are held."""
+        """(time, number) of trials that are held, or that an outside evaluator computes."""
         self.rungs: dict[tuple[int, int], Rung] = {}
         """Rungs by (bracket, rung)."""
         self.scores = pairs

@@ -6,7 +6,7 @@ trial's job, if it has one, is an ordinary job.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -280,6 +280,51 @@ class AddTrialRequest(RequestBody):
     """A trial with these params, which is started before suggested ones."""
 
     params: Annotated[dict[ShortText, Scalar], Field(max_length=MAX_PARAMETERS)]
+
+
+class AskRequest(RequestBody):
+    """An evaluator outside the platform asks for `count` trials of a study without a job.
+
+    `evaluator` is a name for listings. A trial whose evaluator neither reports nor tells for `lease_s`
+    seconds is given to the next one that asks.
+    """
+
+    count: Annotated[int, Field(ge=1, le=100)] = 1
+    evaluator: ShortText = ""
+    lease_s: Annotated[float, Field(ge=1, le=30 * 86400)] = 3600.0
+
+
+class AskResponse(ResponseBody):
+    """Trials to evaluate. `waiting`: more of them are being suggested; the same key gets them.
+
+    `done`: the study has ended. Without trials, `waiting` and `done`, all trials are with evaluators, or
+    the study is paused; events behind `cursor` say when there may be more.
+    """
+
+    trials: list[TrialView]
+    waiting: int
+    done: bool
+    state: str
+    cursor: int
+
+
+class TrialReportRequest(RequestBody):
+    """The objective of a trial after `unit` units. `value` None: it is not finite."""
+
+    unit: Annotated[int, Field(ge=0, lt=2**53)]
+    value: float | None
+
+
+class TellRequest(RequestBody):
+    """How a trial ended at its evaluator.
+
+    A `completed` one has a value; None is one that is not finite, and the trial has diverged. Params that
+    make no sense are `rejected`, and do not count.
+    """
+
+    outcome: Literal["completed", "failed", "rejected"] = "completed"
+    value: float | None = None
+    reason: Annotated[str, Field(max_length=2000)] = ""
 
 
 SubmitStudyResponse.model_rebuild()

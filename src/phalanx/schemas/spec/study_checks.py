@@ -288,6 +288,9 @@ def _outside(spec: StudySpec) -> Iterator[Problem]:
         yield Problem("budget.usd", said)
     if spec.final is not None:
         yield Problem("final", said)
+    if spec.rungs is not None and spec.rungs.rule in _HALVING and spec.rungs.type == "promotion":
+        said = "an outside evaluator cannot pause a trial; write `type: stop`"
+        yield Problem("rungs.type", said, spec.rungs.type)
     if spec.population is not None:
         yield Problem("population", "needs `job`: its trials continue from checkpoints")
 

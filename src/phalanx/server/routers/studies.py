@@ -1,4 +1,4 @@
-"""Routes for studies: submit, check, list, show, pause, resume, stop, extend, add trials."""
+"""Routes for studies: submit, check, list, show and change them; ask, report and tell for evaluators."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from fastapi import APIRouter, Path, Query
 from phalanx.core.search.model import StudyState, TrialStatus
 from phalanx.schemas.api.studies import (
     AddTrialRequest,
+    AskRequest,
+    AskResponse,
     ExtendStudyRequest,
     StudyCheckView,
     StudyEventPage,
@@ -16,10 +18,12 @@ from phalanx.schemas.api.studies import (
     StudyView,
     SubmitStudyRequest,
     SubmitStudyResponse,
+    TellRequest,
     TrialPage,
+    TrialReportRequest,
     TrialView,
 )
-from phalanx.server.context import Here
+from phalanx.server.context import Here, in_thread
 from phalanx.server.strict_requests import (
     IdempotencyKey,
     Number,
@@ -36,6 +40,9 @@ from phalanx.store.studies.rows import StudyFilter
 
 router = APIRouter(prefix="/api/v1/studies", tags=["studies"], route_class=StrictRoute)
 StudyNum = Annotated[int, Path(alias="num", ge=1, lt=2**63, description="Number of the study.")]
+TrialNumber = Annotated[
+    int, Path(alias="trial", ge=0, lt=2**63, description="Number of the trial in its study.")
+]
 _ACTOR = "user"
 
 
@@ -144,3 +151,42 @@ def post_extend(here: Here, num: StudyNum, request: ExtendStudyRequest) -> Study
     """Set new limits of a study; one that has ended goes on."""
     requests.extend_study(here.platform, num, request, here.clock.now(), _ACTOR)
     return views.study_view(here.platform, num)
+
+
+@router.post("/{num}/ask")
+async def post_ask(
+    here: Here, num: StudyNum, request: AskRequest, key: IdempotencyKey = None, wait_s: Wait = 0.0
+) -> AskResponse:
+    """Ask for trials of a study without a job, to evaluate outside of the platform.
+
+    Waits up to `wait_s` seconds for their params. A request with the key of an earlier one returns the
+    trials of that one, but those that are over.
+    """
+    now = here.clock.now()
+    asked = RequestKey.of(key, now, "ask", str(num), request.model_dump_json())
+    numbers = await in_thread(lambda: requests.ask_trials(here.platform, num, request, now, asked))
+    return await here.poll_until(
+        (study_topic(num),),
+        wait_s,
+        lambda: views.asked_trials(here.platform, num, numbers),
+        lambda found: not found.waiting or found.done,
+    )
+
+
+@router.post("/{num}/trials/{trial}/report")
+def post_report(
+    here: Here, num: StudyNum, trial: TrialNumber, request: TrialReportRequest
+) -> TrialView:
+    """Report a value of a trial that is evaluated outside; one that is over afterwards should stop.
+
+    The first report of a unit stands. Each report begins the evaluator's lease anew.
+    """
+    requests.report_trial(here.platform, num, trial, request, here.clock.now())
+    return views.show_trial(here.platform, num, trial)
+
+
+@router.post("/{num}/trials/{trial}/tell")
+def post_tell(here: Here, num: StudyNum, trial: TrialNumber, request: TellRequest) -> TrialView:
+    """Tell how a trial that was evaluated outside has ended; may be repeated, and the first one stands."""
+    requests.tell_trial(here.platform, num, trial, request, here.clock.now())
+    return views.show_trial(here.platform, num, trial)

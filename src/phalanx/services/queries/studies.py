@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from phalanx.core.search.model import STUDY_OVER, Study, StudyState, TrialStatus
@@ -10,6 +11,7 @@ from phalanx.kit.text import study_label, trial_label
 from phalanx.schemas.api.body import at_of, at_or_none
 from phalanx.schemas.api.jobs import ReasonView
 from phalanx.schemas.api.studies import (
+    AskResponse,
     FinalView,
     ObjectiveView,
     RungView,
@@ -175,6 +177,25 @@ def list_trials(
 def show_trial(platform: Platform, num: int, number: int) -> TrialView:
     """One trial. Raises NotFound."""
     return trial_view(platform.store.view(lambda tx: rows.trial(tx, num, number)))
+
+
+def asked_trials(platform: Platform, num: int, numbers: Sequence[int]) -> AskResponse:
+    """Those of an evaluator's trials that have params and are not over. Raises NotFound."""
+
+    def work(tx: Tx) -> AskResponse:
+        stored = rows.load(tx, num)
+        found = list(rows.some_trials(tx, [(num, number) for number in numbers]).values())
+        found.sort(key=lambda one: one.trial)
+        ready = [one for one in found if one.status in ("running", "held")]
+        return AskResponse(
+            trials=[trial_view(one) for one in ready],
+            waiting=sum(one.status == "asked" for one in found),
+            done=StudyState(stored.progress.state) in STUDY_OVER,
+            state=stored.progress.state,
+            cursor=stored.last_seq,
+        )
+
+    return platform.store.view(work)
 
 
 def study_event_page(platform: Platform, num: int, *, after: int) -> StudyEventPage:

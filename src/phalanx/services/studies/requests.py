@@ -1,14 +1,20 @@
-"""What users ask of a study: pause, resume, stop, extend it, and add a trial. Each may be repeated."""
+"""What users and outside evaluators ask of a study. Each request may be repeated."""
 
 from __future__ import annotations
 
 from phalanx.core.search import events as e
-from phalanx.core.search.model import Origin, StudyState
-from phalanx.errors import Conflict, Problem, SpecInvalid
-from phalanx.kit.text import study_label
-from phalanx.schemas.api.studies import ExtendStudyRequest, Scalar
+from phalanx.core.search.model import Origin, Study, StudyState
+from phalanx.errors import Conflict, NotFound, Problem, SpecInvalid
+from phalanx.kit.text import study_label, trial_label
+from phalanx.schemas.api.studies import (
+    AskRequest,
+    ExtendStudyRequest,
+    Scalar,
+    TellRequest,
+    TrialReportRequest,
+)
 from phalanx.services.platform import Platform
-from phalanx.services.studies.commit import StudyWork, transact_studies
+from phalanx.services.studies.commit import ACTOR, StudyWork, transact_studies
 from phalanx.store.idempotency import RequestKey, once
 
 
@@ -80,3 +86,74 @@ def add_trial(
         return int(once(here.tx, key, add))
 
     return transact_studies(platform, now, work)
+
+
+# -- evaluators outside the platform -------------------------------------------------------------
+
+_OUTCOMES = {
+    "completed": e.TrialOutcome.SUCCEEDED,
+    "failed": e.TrialOutcome.FAILED,
+    "rejected": e.TrialOutcome.REJECTED,
+}
+
+
+def ask_trials(
+    platform: Platform, num: int, request: AskRequest, now: int, key: RequestKey | None = None
+) -> list[int]:
+    """Give an evaluator up to `count` trials; returns their numbers. Raises NotFound, Conflict.
+
+    The params of a new trial come from the sampler, later.
+    """
+
+    def work(here: StudyWork) -> list[int]:
+        def ask() -> list[int]:
+            _outside(here.study(num), num)
+            given: list[int] = []
+            for _ in range(request.count):
+                before = here.study(num)
+                event = e.TrialAsked(request.evaluator, request.lease_s)
+                if here.apply(num, [event], request.evaluator or ACTOR):
+                    break
+                waiting = before.index.suggested.first()
+                given.append(len(before.trials) if waiting is None else waiting)
+            return given
+
+        return [int(one) for one in once(here.tx, key, ask)]
+
+    return transact_studies(platform, now, work)
+
+
+def report_trial(
+    platform: Platform, num: int, trial: int, request: TrialReportRequest, now: int
+) -> None:
+    """Take a report of an outside evaluator. Raises NotFound, Conflict."""
+    _of_evaluator(platform, num, trial, e.TrialReported(trial, request.unit, request.value), now)
+
+
+def tell_trial(platform: Platform, num: int, trial: int, request: TellRequest, now: int) -> None:
+    """Take the result of an outside evaluator; the first one stands. Raises NotFound, Conflict."""
+    outcome = _OUTCOMES[request.outcome]
+    event = e.TrialTold(trial, request.value, outcome, request.reason)
+    _of_evaluator(platform, num, trial, event, now)
+
+
+def _of_evaluator(platform: Platform, num: int, number: int, event: e.StudyEvent, now: int) -> None:
+    def work(here: StudyWork) -> None:
+        study = here.study(num)
+        _outside(study, num)
+        if number >= len(study.trials):
+            raise NotFound(f"there is no trial {trial_label(num, number)}")
+        trial = study.trials[number]
+        if trial.evaluator is None and not trial.is_over:
+            said = f"no evaluator has asked for {trial_label(num, number)}"
+            raise Conflict(said, "ask the study for a trial")
+        here.apply(num, [event], trial.evaluator or ACTOR)
+
+    transact_studies(platform, now, work)
+
+
+def _outside(study: Study, num: int) -> None:
+    """Raise Conflict for a study whose trials are jobs."""
+    if study.policy.jobs:
+        said = f"the trials of {study_label(num)} are jobs, which evaluate themselves"
+        raise Conflict(said, "leave `job` out of the spec of a study that is evaluated outside")

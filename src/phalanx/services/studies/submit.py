@@ -100,6 +100,8 @@ def _checked(platform: Platform, request: SubmitStudyRequest) -> StudySpec:
             f"code {request.code[:12]}… has not been uploaded",
             f"PUT it to /api/v1/code/{request.code} first",
         )
+    if spec.job is None:
+        return spec
     job = spec.job_for(sample_params(spec)[0])
     _check_job(platform, request, job, "job")
     for shape in policy_of(spec).resources:
@@ -122,8 +124,6 @@ def _unsupported(spec: StudySpec) -> list[Problem]:
     found: list[Problem] = []
     later = "this release does not do that yet"
     found += methods.check(spec.search.method, options_of(spec), spec.to_space())
-    if spec.job is None:
-        found.append(Problem("job", f"is required: {later} for evaluators outside the platform"))
     folder = (spec.job or {}).get("checkpoint")
     directory = folder.get("directory") if isinstance(folder, dict) else None
     if isinstance(directory, str) and "${params" not in directory:
@@ -167,6 +167,7 @@ def policy_of(spec: StudySpec) -> StudyPolicy:
         final=None if spec.final is None else FinalPolicy(spec.final.seeds),
         resources=() if spec.rungs is None else spec.rungs.shapes(),
         budget=StudyBudget(spec.budget.slot_hours, spec.budget.usd, spec.budget.duration),
+        jobs=spec.job is not None,
     )
 
 

@@ -15,9 +15,12 @@ from phalanx.core.search.model import (
     Unpin,
 )
 from phalanx.core.search.rungs.arrival import arrive, hold_over
+from phalanx.core.search.rungs.new_trials import runs_at
 
 MAX_RESUBMITS = 5
 """How often a trial is submitted again after failures of infrastructure."""
+MAX_LEASES = 3
+"""Number of outside evaluators that may be silent about a trial before it has failed."""
 _S = TrialStatus
 _RUNS = SearchReason(SearchCode.RUNS)
 _UNKNOWN = "the study has no such trial"
@@ -60,6 +63,8 @@ def trial_reported(draft: StudyDraft, event: e.TrialReported) -> str | None:
     trial = draft.trial(event.trial)
     if trial is None:
         return _UNKNOWN
+    if trial.evaluator is not None:
+        trial = _heard(draft, trial)
     if trial.is_over or trial.status in (_S.ASKED, _S.SUGGESTED):
         return f"the trial is {trial.status}"
     if trial.last is not None and event.unit <= trial.last.unit:
@@ -69,7 +74,7 @@ def trial_reported(draft: StudyDraft, event: e.TrialReported) -> str | None:
     if event.value is None:
         return _diverged(draft, trial, event)
     reached = trial.until is not None and event.unit >= trial.until and not trial.at_rung
-    trial = _recorded(draft, trial, event.unit, event.value, event.checkpoint)
+    trial = recorded(draft, trial, event.unit, event.value, event.checkpoint)
     if draft.facts.state is StudyState.STOPPING or draft.judge_target(trial):
         return None
     stop = draft.policy.early_stop
@@ -82,7 +87,15 @@ def trial_reported(draft: StudyDraft, event: e.TrialReported) -> str | None:
     return None
 
 
-def _recorded(
+def _heard(draft: StudyDraft, trial: Trial) -> Trial:
+    """A trial whose outside evaluator has reported; one that was counted as lost has it again."""
+    if trial.status is _S.SUGGESTED:
+        reason = runs_at(trial.evaluator or "")
+        return draft.lease(trial, status=_S.RUNNING, reason=reason)
+    return trial if trial.lease_until is None else draft.lease(trial)
+
+
+def recorded(
     draft: StudyDraft, trial: Trial, unit: int, value: float, checkpoint: str | None
 ) -> Trial:
     """The trial with one more report, which is its result at the rung that it has reached by it."""
@@ -240,11 +253,35 @@ def checkpoint_pinned(draft: StudyDraft, event: e.CheckpointPinned) -> str | Non
 
 
 def hold_elapsed(draft: StudyDraft, event: e.HoldElapsed) -> str | None:
-    """End the time for which a trial keeps its slots at a rung."""
+    """End the time for which a trial keeps its slots at a rung, or its evaluator may be silent."""
     trial = draft.trial(event.trial)
-    if trial is None or trial.status is not _S.HELD or trial.hold_until is None:
+    if trial is None:
+        return _UNKNOWN
+    if trial.lease_until is not None and draft.now >= trial.lease_until:
+        _lose_evaluator(draft, trial)
+        return None
+    if trial.status is not _S.HELD or trial.hold_until is None:
         return "the trial is not held"
     if draft.now < trial.hold_until:
         return "the hold is not over"
     hold_over(draft, trial)
     return None
+
+
+def _lose_evaluator(draft: StudyDraft, trial: Trial) -> None:
+    """Keep a trial whose evaluator is silent for the next one that asks; a few times."""
+    silent = f"{trial.evaluator or 'its evaluator'} was silent for {trial.lease_s:g} s"
+    lost = trial.resubmits + 1
+    if lost >= MAX_LEASES:
+        said = f"{silent}, as {lost - 1} before it"
+        draft.finish_trial(trial, _S.FAILED, SearchReason(SearchCode.EVALUATOR_SILENT, said))
+        draft.judge_failures()
+        return
+    draft.change(
+        trial,
+        status=_S.SUGGESTED,
+        reason=SearchReason(SearchCode.EVALUATOR_SILENT, silent),
+        hold_until=None,
+        lease_until=None,
+        resubmits=lost,
+    )

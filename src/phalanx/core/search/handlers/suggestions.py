@@ -6,14 +6,15 @@ from dataclasses import replace
 
 from phalanx.core.search import events as e
 from phalanx.core.search.draft import StudyDraft
+from phalanx.core.search.handlers.lives import recorded
 from phalanx.core.search.index import with_limits
 from phalanx.core.search.model import (
     Ask,
+    Origin,
     SearchCode,
     SearchReason,
     StudyState,
     Trial,
-    TrialResult,
     TrialStatus,
 )
 from phalanx.core.search.rungs.new_trials import known_params, new_trial, take_params
@@ -84,37 +85,45 @@ def trial_added(draft: StudyDraft, event: e.TrialAdded) -> str | None:
 
 
 def trial_asked(draft: StudyDraft, event: e.TrialAsked) -> str | None:
-    """Have a trial suggested for an evaluator outside the platform."""
-    limit = draft.policy.max_trials
-    if draft.facts.exhausted or (limit is not None and draft.index.counted >= limit):
-        return "the study has no more trials"
+    """Give an evaluator outside the platform a trial: one that waits, else a new one."""
+    evaluator, lease_s = event.evaluator, event.lease_s
     waiting = draft.index.suggested.first()
     if waiting is not None:
-        trial = draft.change(draft.trials[waiting], evaluator=event.evaluator)
+        trial = draft.change(draft.trials[waiting], evaluator=evaluator, lease_s=lease_s)
         take_params(draft, trial, trial.params)
         return None
-    trial = draft.add(new_trial(draft, evaluator=event.evaluator))
-    draft.command(Ask(trial.number))
+    limit, given = draft.policy.max_trials, draft.policy.start_with
+    if draft.facts.exhausted or (limit is not None and draft.index.counted >= limit):
+        return "the study has no more trials"
+    trial = draft.add(replace(new_trial(draft), evaluator=evaluator, lease_s=lease_s))
+    if trial.number < len(given) and known_params(draft, given[trial.number]) is None:
+        origin = Origin("user", reason="given with the study")
+        take_params(draft, trial, given[trial.number], origin=origin)
+    else:
+        draft.command(Ask(trial.number))
     return None
 
 
 def trial_told(draft: StudyDraft, event: e.TrialTold) -> str | None:
-    """Take the result of an evaluator outside the platform."""
+    """Take the result of an evaluator outside the platform; the first one counts."""
     trial = draft.trial(event.trial)
     if trial is None or trial.evaluator is None:
         return "no outside evaluator has that trial"
     if trial.is_over or trial.status is _S.ASKED:
         return "that trial is over, or has no params yet"
     if event.value is not None:
-        unit = 1 if trial.last is None else trial.last.unit + 1
-        value = event.value
-        result = TrialResult(unit, value, None, value)
-        trial = draft.change(trial, last=result, best=result)
+        levels = draft.policy.levels
+        unit = trial.last.unit if trial.last else levels[-1] if levels else 1
+        trial = recorded(draft, trial, unit, event.value, None)
     status, code = _TOLD[event.outcome]
+    said = event.reason
     if status is _S.COMPLETED and event.value is None:
         status, code = _S.DIVERGED, SearchCode.NOT_FINITE
-    trial = draft.finish_trial(trial, status, SearchReason(code, event.reason))
-    draft.judge_target(trial)
+        said = said or f"{draft.policy.objective.metric or 'the objective'} is not finite"
+    trial = draft.finish_trial(trial, status, SearchReason(code, said))
+    draft.judge_failures()
+    if status is _S.COMPLETED:
+        draft.judge_target(trial)
     return None
 
 

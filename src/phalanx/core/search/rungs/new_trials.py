@@ -20,9 +20,7 @@ from phalanx.core.search.space import Params, cell_of
 _CYCLE = 1000
 
 
-def new_trial(
-    draft: StudyDraft, origin: Origin | None = None, *, evaluator: str | None = None
-) -> Trial:
+def new_trial(draft: StudyDraft, origin: Origin | None = None) -> Trial:
     """The next trial of a study, without params."""
     number = len(draft.trials)
     policy = draft.policy
@@ -35,7 +33,6 @@ def new_trial(
         first_rung=bracket,
         rung=bracket,
         until=policy.levels[bracket] if policy.levels else None,
-        evaluator=evaluator,
     )
 
 
@@ -49,9 +46,15 @@ def take_params(draft: StudyDraft, trial: Trial, params: Params, **changes: Any)
         **changes,
     )
     if trial.evaluator is not None:
-        running = SearchReason(SearchCode.RUNS, f"at evaluator {trial.evaluator}")
-        trial = draft.change(trial, status=TrialStatus.RUNNING, reason=running, queued_at=draft.now)
+        trial = draft.lease(
+            trial, status=TrialStatus.RUNNING, reason=runs_at(trial.evaluator), queued_at=draft.now
+        )
     return trial
+
+
+def runs_at(evaluator: str) -> SearchReason:
+    """The reason of a trial that an outside evaluator computes."""
+    return SearchReason(SearchCode.RUNS, f"at evaluator {evaluator}" if evaluator else "outside")
 
 
 def known_params(draft: StudyDraft, params: Params) -> int | None:

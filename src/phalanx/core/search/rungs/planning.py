@@ -93,7 +93,7 @@ def _go_on_paused(draft: StudyDraft) -> None:
 
 def _start(draft: StudyDraft) -> bool:
     """Submit trials that have params while places are free; True if the budget has no room for one."""
-    if not draft.index.suggested or draft.free <= 0:
+    if not draft.index.suggested or draft.free <= 0 or not draft.policy.jobs:
         return False
     waiting = list(draft.index.suggested)
     if draft.policy.population is not None:

@@ -75,5 +75,8 @@ def _judge_by_share(draft: StudyDraft, rungs: RungPolicy, trial: Trial) -> None:
 
 
 def go_on_paused(draft: StudyDraft, trial: Trial) -> None:
-    """Let a trial go on that the study's pause kept from being judged."""
+    """Let a trial go on that the study's pause kept from being judged; one at the last rung is complete."""
+    if trial.rung == len(draft.policy.levels) - 1:
+        complete(draft, trial)
+        return
     go_on(draft, trial, "the study goes on")
