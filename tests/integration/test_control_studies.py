@@ -506,7 +506,7 @@ def test_suggestions_for_evaluators_outside_survive_crashes(
             with open_rig(tmp_path / str(seed), **options) as rig:
                 bench = Bench(rig, loss)
                 if seed:
-                    _crash_at(rig, dice.randrange(1, 6))
+                    crash_at(rig, dice.randrange(1, 6))
                 try:
                     while not (done := bench.view(num).is_terminal):
                         for one in ask(rig, num, key=f"k{steps}", evaluator="one")["trials"]:

@@ -160,7 +160,7 @@ class StudyCalls(Transport):
 
 
 class StudyHandle:
-    """A study whose trials are evaluated outside of the platform, in this program and others.
+    """A study without a job: its trials are evaluated outside of the platform, in this program and others.
 
         study = client.studies.create(spec)
         while trial := study.ask():

@@ -285,8 +285,8 @@ class AddTrialRequest(RequestBody):
 class AskRequest(RequestBody):
     """An evaluator outside the platform asks for `count` trials of a study without a job.
 
-    `evaluator` is a name for listings. A trial whose evaluator neither reports nor tells for `lease_s`
-    seconds is given to the next one that asks.
+    `evaluator` is a name for listings. Without a report or a result for `lease_s` seconds, a trial
+    is given to the next one that asks.
     """
 
     count: Annotated[int, Field(ge=1, le=100)] = 1

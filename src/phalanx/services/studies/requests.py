@@ -153,7 +153,7 @@ def _of_evaluator(platform: Platform, num: int, number: int, event: e.StudyEvent
 
 
 def _outside(study: Study, num: int) -> None:
-    """Raise Conflict for a study whose trials are jobs."""
+    """Raise Conflict unless the study is evaluated outside."""
     if study.policy.jobs:
         said = f"the trials of {study_label(num)} are jobs, which evaluate themselves"
         raise Conflict(said, "leave `job` out of the spec of a study that is evaluated outside")

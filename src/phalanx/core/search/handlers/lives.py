@@ -88,7 +88,7 @@ def trial_reported(draft: StudyDraft, event: e.TrialReported) -> str | None:
 
 
 def _heard(draft: StudyDraft, trial: Trial) -> Trial:
-    """A trial whose outside evaluator has reported; one that was counted as lost has it again."""
+    """A trial after a report from outside; an evaluator that counted as lost has it again."""
     if trial.status is _S.SUGGESTED:
         reason = runs_at(trial.evaluator or "")
         return draft.lease(trial, status=_S.RUNNING, reason=reason)
@@ -269,7 +269,7 @@ def hold_elapsed(draft: StudyDraft, event: e.HoldElapsed) -> str | None:
 
 
 def _lose_evaluator(draft: StudyDraft, trial: Trial) -> None:
-    """Keep a trial whose evaluator is silent for the next one that asks; a few times."""
+    """Keep a trial for the next evaluator that asks, as this one is silent; a few times."""
     silent = f"{trial.evaluator or 'its evaluator'} was silent for {trial.lease_s:g} s"
     lost = trial.resubmits + 1
     if lost >= MAX_LEASES:
