@@ -122,7 +122,6 @@ def _check_job(
 def _unsupported(spec: StudySpec) -> list[Problem]:
     """What a study may say and this release does not do."""
     found: list[Problem] = []
-    later = "this release does not do that yet"
     found += methods.check(spec.search.method, options_of(spec), spec.to_space())
     folder = (spec.job or {}).get("checkpoint")
     directory = folder.get("directory") if isinstance(folder, dict) else None
