@@ -320,6 +320,76 @@ def test_a_study_learns_from_an_earlier_one_of_its_project(bench: Bench) -> None
             earlier_studies(bench.rig.platform, later, project)
 
 
+@pytest.mark.parametrize(
+    ("goal", "broken"), [("minimize", "nan"), ("maximize", "inf"), ("minimize", "-inf")]
+)
+def test_a_value_that_is_not_finite_ends_its_trial_and_is_never_the_best(
+    bench: Bench, broken: str, goal: str
+) -> None:
+    bench.loss = lambda params, unit: broken if params["lr"] == 0.1 else params["lr"]  # type: ignore
+    space = {"lr": {"values": [0.1, 0.2, 0.3]}}
+    num = bench.submit(objective={"metric": "val_loss", "goal": goal}, space=space)
+    view = bench.go(num)
+    assert (view.state, view.trials) == ("succeeded", {"completed": 2, "diverged": 1})
+    (lost,) = (one for one in bench.trials(num) if one.status == "diverged")
+    assert "not_finite: val_loss is not finite at unit 1" in lost.reason and lost.value is None
+    assert view.best is not None and view.best.params["lr"] != 0.1
+    bench.check_log(num)
+
+
+def test_failures_of_infrastructure_never_count_against_a_trial(bench: Bench) -> None:
+    lost: list[int] = []
+    real = bench.train
+
+    def train(trial: TrialView, **rest: Any) -> None:
+        if trial.number != 0 or len(lost) == 3:
+            return real(trial)
+        assert trial.job is not None
+        lost.append(trial.job)
+        supervisor = bench.rig.supervisor(trial.job)
+        supervisor.ready()
+        supervisor.started()
+        supervisor.failed(message="the disk is full", cause="final_checkpoint_not_saved")
+        supervisor.ended(0, "failed")
+        return supervisor.leave()
+
+    bench.train = train  # type: ignore[method-assign]
+    num = bench.submit(trials={"parallel": 2, "failed": {"max": 0}})
+    view = bench.go(num)
+    assert (view.state, view.trials) == ("succeeded", {"completed": 6})
+    assert len(set(lost)) == 3 and bench.trials(num)[0].job not in lost
+    why = bench.rig.client.why(lost[0]).trial
+    assert why.startswith(
+        f"s-1/0 is completed (ended_by_itself), now in j-{bench.trials(num)[0].job}"
+    )
+    assert why.endswith("s-1 is succeeded (all_trials_ended)")
+    bench.check_log(num)
+
+
+def test_a_budget_ends_a_study_while_its_trials_run(bench: Bench) -> None:
+    """Trials that neither report nor end use slots all the same."""
+    num = bench.submit(budget={"slot_hours": 0.1})
+    bench.loops()
+    bench.rig.turn(1.0)
+    for trial in bench.running(num):
+        supervisor = bench.rig.supervisor(trial.job or 0)
+        supervisor.ready()
+        supervisor.started()
+    for _ in range(20):
+        studies_step(bench.rig.platform, bench.rig.clock.advance(10.0))
+    # Two trials of one slot each have 360 slot-seconds: 180 seconds.
+    assert bench.view(num).state in ("stopping", "succeeded")
+    assert bench.view(num).reason.code == "slot_hours_spent"
+    assert 0.1 <= bench.view(num).cost.slot_hours < 0.12
+    told = [one for one in study_events(bench, num) if one.kind == "budget_spent"]
+    assert 5 < len(told) <= 51
+    bench.check_log(num)
+
+
+def study_events(bench: Bench, num: int) -> list[Any]:
+    return views.study_event_page(bench.rig.platform, num, after=0).events
+
+
 def test_values_of_secret_variables_reach_trials_and_no_database(bench: Bench) -> None:
     job = {"run": "true", "env": {"API_TOKEN": "tok-12345", "PLAIN": "1"}}
     num = bench.submit(job=job | {"resources": {"nodes": 1, "slots_per_node": 1}})

@@ -34,6 +34,8 @@ def why(ctx: typer.Context, job: JobName, json: AsJson = False) -> None:
         output.as_json(body)
         return
     print(f"{found.label} is {found.state}: {found.reason.message or found.reason.code}")
+    if found.trial:
+        print(f"  {found.trial}")
     waits = [_wait(one) for one in found.waits if one.text]
     for line in (*_waiting(found), *_victims(found), *map(_eviction, found.evictions), *waits):
         print(f"  {line}")

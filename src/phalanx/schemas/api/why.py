@@ -69,13 +69,14 @@ class WhyView(ResponseBody):
     """An explanation of a job's state. Fields about waiting are given for queued jobs only.
 
     `position` counts from 1 in the order in which the planner serves the queue; ETAs are absent
-    where none can be estimated.
+    where none can be estimated. `trial` is what the study of a trial's job says about it.
     """
 
     num: int
     label: str
     state: str
     reason: ReasonView
+    trial: str = ""
     position: int | None = None
     num_waiting: int | None = None
     eta_p50_at: At | None = None

@@ -30,6 +30,8 @@ class StudyCache:
         self._studies: OrderedDict[int, tuple[int, Study]] = OrderedDict()
         self._specs: OrderedDict[int, StudySpec] = OrderedDict()
         self._changed: set[int] = set()
+        # When to look at the budget of each study that has one and running trials, µs UTC.
+        self._budgets: dict[int, int] = {}
         #: number of the last report read; None: the jobs of live trials have not been looked at yet
         self.last_report: int | None = None
 
@@ -50,8 +52,33 @@ class StudyCache:
             if known is None or known[0] < last_seq:
                 self._studies[num] = (last_seq, study)
                 self._studies.move_to_end(num)
+                self._follow_budget(num, study)
             while len(self._studies) > _KEPT:
                 self._studies.popitem(last=False)
+
+    def _follow_budget(self, num: int, study: Study) -> None:
+        """Have the budget of a study with running trials looked at from now on."""
+        budget = study.policy.budget
+        if (budget.slot_hours or budget.usd) and study.index.placed and not study.is_over:
+            self._budgets.setdefault(num, 0)
+        else:
+            self._budgets.pop(num, None)
+
+    def budgets_due(self, now: int) -> list[int]:
+        """The studies with a budget that is to be looked at."""
+        with self._lock:
+            return sorted(num for num, at in self._budgets.items() if at <= now)
+
+    def look_at_budget(self, num: int, at: int) -> None:
+        """Have the budget of a study looked at again at a time, if its trials still run."""
+        with self._lock:
+            if num in self._budgets:
+                self._budgets[num] = at
+
+    def next_budget_at(self) -> int | None:
+        """When the next budget is to be looked at; None while no study with one has running trials."""
+        with self._lock:
+            return min(self._budgets.values(), default=None)
 
     def spec(self, stored: StoredStudy) -> StudySpec:
         """The spec of a study, without the values of secret variables."""

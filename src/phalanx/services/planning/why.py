@@ -9,7 +9,7 @@ from phalanx.core.jobs.events import AttemptPlaced, StopRequested
 from phalanx.core.jobs.model import Job, JobState, StopGoal
 from phalanx.core.scheduling import Why
 from phalanx.core.scheduling.explain.why import Victim, why, why_victim
-from phalanx.kit.text import job_label
+from phalanx.kit.text import job_label, study_label, trial_label
 from phalanx.schemas.api.body import at_of, at_or_none
 from phalanx.schemas.api.jobs import ReasonView, RestartView
 from phalanx.schemas.api.why import (
@@ -28,6 +28,7 @@ from phalanx.store import events, jobs, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
 from phalanx.store.jobs import StoredJob
+from phalanx.store.studies import rows
 
 # By the phase of a supervisor's heartbeat.
 _BEFORE_RANKS = {
@@ -46,6 +47,7 @@ def why_view(platform: Platform, num: int, now: int) -> WhyView:
         reason=ReasonView(code=stored.job.reason.code.value, message=stored.job.reason.message),
         evictions=platform.store.view(lambda tx: evictions_of(tx, num)),
         waits=platform.store.view(lambda tx: waits_of(tx, num)),
+        trial=platform.store.view(lambda tx: _of_study(tx, stored)),
         communication=communication_of(platform, stored.job),
     )
     if stored.job.state is JobState.QUEUED:
@@ -57,6 +59,19 @@ def why_view(platform: Platform, num: int, now: int) -> WhyView:
             update={"preempted_for": None if victim is None else _victim(victim)}
         )
     return view
+
+
+def _of_study(tx: Tx, stored: StoredJob) -> str:
+    """What the study of a trial's job says about it; empty for a job that is no trial."""
+    num, number = stored.facts.study, stored.facts.trial
+    if num is None or number is None:
+        return ""
+    trial, progress = rows.trial(tx, num, number), rows.load(tx, num).progress
+    said = f"{trial_label(num, number)} is {trial.status} ({trial.reason})"
+    if trial.job is not None and trial.job != stored.job.num:
+        said += f", now in {job_label(trial.job)}"
+    why = f"{progress.reason_code}: {progress.reason_message}".removesuffix(": ")
+    return f"{said}; {study_label(num)} is {progress.state} ({why})"
 
 
 def _starting(platform: Platform, view: WhyView, job: Job) -> WhyView:

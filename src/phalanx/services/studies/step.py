@@ -7,6 +7,7 @@ from phalanx.services.platform import Platform
 from phalanx.services.studies import facts
 from phalanx.services.studies.commands import carry_out
 from phalanx.services.studies.commit import StudyWork, transact_studies
+from phalanx.services.studies.spending import spending_step
 from phalanx.store.database import Tx
 from phalanx.store.studies import commands, rows
 from phalanx.store.studies.trial_reports import TrialReportRow
@@ -16,10 +17,14 @@ _ROUNDS = 20
 
 def studies_step(platform: Platform, now: int) -> int | None:
     """Read what is new, decide and carry out, until nothing is left; returns when a timer is due."""
+    spending_step(platform, now)
     for _ in range(_ROUNDS):
         if not _read(platform, now) | _fire(platform, now) | bool(carry_out(platform, now)):
             break
-    return platform.store.view(_next_at)
+    next_at = platform.store.view(_next_at)
+    return min(
+        (at for at in (next_at, platform.studies.next_budget_at()) if at is not None), default=None
+    )
 
 
 def _next_at(tx: Tx) -> int | None:
