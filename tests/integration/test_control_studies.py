@@ -67,7 +67,7 @@ class Bench:
             studies_step(self.rig.platform, self.rig.clock.now())
 
     def view(self, num: int) -> StudyView:
-        return views.study_view(self.rig.platform, num)
+        return views.study_view(self.rig.platform, num, self.rig.clock.now())
 
     def trials(self, num: int) -> list[TrialView]:
         return views.list_trials(self.rig.platform, num, after=-1, limit=1000, statuses=()).trials
@@ -591,3 +591,55 @@ def test_suggestions_for_evaluators_outside_survive_crashes(
         assert bool(crashes) == bool(seed) and len(found) == 14
         outcomes.append([(one.number, one.params, one.value) for one in found])
     assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+# -- results -------------------------------------------------------------------------------------
+
+
+def test_results_say_what_mattered_and_what_stopping_saved(bench: Bench) -> None:
+    """Only `lr` decides; half of the trials end at a third of their way, and one has no value."""
+    rig = bench.rig
+    space = LINE | {"noise": {"float": [0, 1]}}
+    num = bench.submit(search=RANDOM, space=space, job=None, trials={"max": 30})
+    for one in ask(rig, num, key="a", count=29)["trials"]:
+        value = abs(one["params"]["lr"] - 0.01)
+        post(rig, f"{num}/trials/{one['number']}/tell", {"value": value})
+    before = bench.view(num)
+    assert before.eta_at is None or before.started_at is not None
+    (last,) = ask(rig, num, key="b")["trials"]
+    post(rig, f"{num}/trials/{last['number']}/tell", {"value": None})
+    with rig_http(rig) as http:
+        found = http.get(f"/api/v1/studies/{num}/results").json()
+    assert found["axes"][0]["name"] == "lr" and found["axes"][0]["log"]
+    assert sum(one["importance"] for one in found["axes"]) == pytest.approx(1.0)
+    assert len(found["lines"]) == 29, "a trial without a value is no line"
+    (best,) = [one for one in found["lines"] if one["trial"] == found["study"]["best"]["number"]]
+    assert (
+        best["value"] == found["study"]["best"]["value"] == min(x["value"] for x in found["lines"])
+    )
+    assert all(0 <= place <= 1 for one in found["lines"] for place in one["places"])
+
+
+def test_the_expected_end_and_what_stopping_saved(bench: Bench) -> None:
+    rungs = {"rule": "asha", "min": 1, "max": 3, "eta": 3, "hold": "never"}
+    num = bench.submit(search=RANDOM, space=LINE, trials={"max": 9, "parallel": 3}, rungs=rungs)
+    eta = []
+    for _ in range(60):
+        bench.loops()
+        bench.rig.turn(1.0)
+        for trial in bench.running(num):
+            _train_to_target(bench, trial)
+        bench.rig.turn(1.0)
+        bench.loops()
+        view = bench.view(num)
+        if view.is_terminal:
+            break
+        eta.append(view.eta_at)
+    now = bench.rig.clock.now() / 1e6
+    assert view.eta_at is None and any(eta)
+    assert abs(next(one for one in eta if one).timestamp() - now) < 60
+    ended = [one for one in bench.trials(num) if one.status == "stopped"]
+    used_s = sum(one.slot_s for one in bench.trials(num))
+    units = sum(one.unit or 0 for one in bench.trials(num))
+    saved = sum(3 - (one.unit or 0) for one in ended) * used_s / units / 3600
+    assert saved > 0 and view.cost.saved_slot_hours == pytest.approx(saved, rel=0.01)

@@ -21,6 +21,7 @@ from phalanx.schemas.api.studies import (
     StudyCheckView,
     StudyEventPage,
     StudyPage,
+    StudyResultsView,
     StudyView,
     SubmitStudyRequest,
     SubmitStudyResponse,
@@ -86,6 +87,10 @@ class StudyCalls(Transport):
     def get(self, num: int) -> StudyView:
         """One study with its best trial, its rungs and its spec. Raises NotFound."""
         return self._get(f"{_STUDIES}/{num}", StudyView)
+
+    def results(self, num: int) -> StudyResultsView:
+        """How much each parameter matters, and the trials as parallel coordinates. Raises NotFound."""
+        return self._get(f"{_STUDIES}/{num}/results", StudyResultsView)
 
     def trials(
         self, num: int, *, after: int = -1, limit: int = 1000, statuses: Sequence[str] = ()

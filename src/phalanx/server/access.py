@@ -33,6 +33,7 @@ RULES: dict[tuple[str, str], Scope] = {
     ("GET", "/api/v1/studies/{num}"): Scope.READ,
     ("GET", "/api/v1/studies/{num}/trials"): Scope.READ,
     ("GET", "/api/v1/studies/{num}/events"): Scope.READ,
+    ("GET", "/api/v1/studies/{num}/results"): Scope.READ,
     ("POST", "/api/v1/studies"): Scope.SUBMIT,
     ("POST", "/api/v1/studies/check"): Scope.SUBMIT,
     ("POST", "/api/v1/studies/{num}/pause"): Scope.SUBMIT,

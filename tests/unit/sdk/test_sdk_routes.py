@@ -72,6 +72,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "studies.check": lambda c: c.studies.check(SubmitStudyRequest(spec={})),
     "studies.list": lambda c: c.studies.list(states=("running",), name="a"),
     "studies.get": lambda c: c.studies.get(1),
+    "studies.results": lambda c: c.studies.results(1),
     "studies.trials": lambda c: c.studies.trials(1, statuses=("failed",)),
     "studies.all_trials": lambda c: list(c.studies.all_trials(1)),
     "studies.events": lambda c: c.studies.events(1, after=3),

@@ -228,6 +228,45 @@ class StudyView(ResponseBody):
         return sum(self.trials.get(status, 0) for status in ended)
 
 
+class AxisView(ResponseBody):
+    """One parameter, as an axis of parallel coordinates.
+
+    `importance` is its share in how much the parameters matter (PED-ANOVA); None with too few trials.
+    """
+
+    name: str
+    kind: str  # `float`, `int` or `choice`
+    log: bool = False
+    low: float | None = None
+    high: float | None = None
+    values: list[Scalar] | None = None  # of a choice
+    importance: float | None = None
+
+
+class LineView(ResponseBody):
+    """One trial as a line of parallel coordinates: its value, and its place on each axis from 0 to 1.
+
+    `value` is at the unit of the results, so that values can be compared. A parameter that is not active
+    has no place.
+    """
+
+    trial: int
+    value: float
+    places: list[float | None]
+
+
+class StudyResultsView(ResponseBody):
+    """What a study has found: the axes with the most important one first, and a line for each trial.
+
+    `unit` is the rung at which values are compared; None without rungs.
+    """
+
+    study: StudyView
+    unit: int | None = None
+    axes: list[AxisView]
+    lines: list[LineView]
+
+
 class StudyPage(ResponseBody):
     """`next` is the `before` of the next page; None at the end."""
 

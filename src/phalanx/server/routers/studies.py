@@ -15,6 +15,7 @@ from phalanx.schemas.api.studies import (
     StudyCheckView,
     StudyEventPage,
     StudyPage,
+    StudyResultsView,
     StudyView,
     SubmitStudyRequest,
     SubmitStudyResponse,
@@ -56,7 +57,8 @@ def post_study(
     """
     now = here.clock.now()
     asked = RequestKey.of(key, now, "studies", request.model_dump_json())
-    view = views.study_view(here.platform, submit_study(here.platform, request, now, asked))
+    num = submit_study(here.platform, request, now, asked)
+    view = views.study_view(here.platform, num, now)
     return SubmitStudyResponse(study=view, spec=view.spec or {})
 
 
@@ -85,7 +87,16 @@ def get_studies(
 @router.get("/{num}")
 def get_study(here: Here, num: StudyNum) -> StudyView:
     """One study with its best trial, its rungs and its spec."""
-    return views.study_view(here.platform, num)
+    return views.study_view(here.platform, num, here.clock.now())
+
+
+@router.get("/{num}/results")
+def get_results(here: Here, num: StudyNum) -> StudyResultsView:
+    """What a study has found: how much each parameter matters, and its trials as parallel coordinates.
+
+    Of a study with more than 1,000 trials, those that its sampler learns from.
+    """
+    return views.study_results(here.platform, num, here.clock.now())
 
 
 @router.get("/{num}/trials")
@@ -129,28 +140,28 @@ def post_trial(
 def post_pause(here: Here, num: StudyNum) -> StudyView:
     """Have all trials save and leave their slots; may be repeated."""
     requests.pause_study(here.platform, num, here.clock.now(), _ACTOR)
-    return views.study_view(here.platform, num)
+    return views.study_view(here.platform, num, here.clock.now())
 
 
 @router.post("/{num}/resume")
 def post_resume_study(here: Here, num: StudyNum) -> StudyView:
     """Have the trials of a paused study go on; may be repeated."""
     requests.resume_study(here.platform, num, here.clock.now(), _ACTOR)
-    return views.study_view(here.platform, num)
+    return views.study_view(here.platform, num, here.clock.now())
 
 
 @router.post("/{num}/stop")
 def post_stop_study(here: Here, num: StudyNum) -> StudyView:
     """Have all trials save and end, and the study with them; may be repeated."""
     requests.stop_study(here.platform, num, here.clock.now(), _ACTOR)
-    return views.study_view(here.platform, num)
+    return views.study_view(here.platform, num, here.clock.now())
 
 
 @router.post("/{num}/extend")
 def post_extend(here: Here, num: StudyNum, request: ExtendStudyRequest) -> StudyView:
     """Set new limits of a study; one that has ended goes on."""
     requests.extend_study(here.platform, num, request, here.clock.now(), _ACTOR)
-    return views.study_view(here.platform, num)
+    return views.study_view(here.platform, num, here.clock.now())
 
 
 @router.post("/{num}/ask")

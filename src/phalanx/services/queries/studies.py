@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from phalanx.core.search.model import STUDY_OVER, Study, StudyState, TrialStatus
+from phalanx.core.search.model import (
+    STUDY_OVER,
+    RungPolicy,
+    Study,
+    StudyState,
+    TrialStatus,
+)
+from phalanx.core.search.observations import learning_rung, observations
+from phalanx.core.search.space import ChoiceParameter, ConstantParameter, Parameter
 from phalanx.kit.text import study_label, trial_label
 from phalanx.schemas.api.body import at_of, at_or_none
 from phalanx.schemas.api.jobs import ReasonView
 from phalanx.schemas.api.studies import (
     AskResponse,
+    AxisView,
     FinalView,
+    LineView,
     ObjectiveView,
     RungView,
     StudyCostView,
     StudyEventPage,
     StudyEventView,
     StudyPage,
+    StudyResultsView,
     StudyView,
     TrialOriginView,
     TrialPage,
     TrialView,
 )
+from phalanx.search.importance import importance
 from phalanx.services.platform import Platform
 from phalanx.store.database import Tx
 from phalanx.store.studies import log, rows
 from phalanx.store.studies.rows import StoredStudy, StudyFilter, TrialRow
 
 _PAGE = 1000
+# Statuses of trials that may have ended before the last rung, with a result.
+_ENDED_EARLY = frozenset({TrialStatus.STOPPED, TrialStatus.COMPLETED})
 # Statuses of trials that ended without a result of use.
 _WASTED = ("failed", "diverged", "rejected")
 
@@ -99,18 +114,109 @@ def _study_view(tx: Tx, stored: StoredStudy) -> StudyView:
     )
 
 
-def study_view(platform: Platform, num: int) -> StudyView:
-    """One study, with its rungs and its spec. Raises NotFound."""
+def study_view(platform: Platform, num: int, now: int) -> StudyView:
+    """One study, with its rungs, its expected end and its spec. Raises NotFound."""
+    return platform.store.view(lambda tx: _whole_view(platform, tx, num, now)[0])
 
-    def work(tx: Tx) -> StudyView:
-        stored = rows.load(tx, num)
-        view = _study_view(tx, stored)
-        study = platform.studies.study(tx, stored)
-        more: dict[str, Any] = {"spec": dict(stored.header.spec), "rungs": _rungs(study)}
-        more["final"] = _final(study)
-        return view.model_copy(update=more)
 
-    return platform.store.view(work)
+def _whole_view(platform: Platform, tx: Tx, num: int, now: int) -> tuple[StudyView, Study]:
+    stored = rows.load(tx, num)
+    view = _study_view(tx, stored)
+    study = platform.studies.study(tx, stored)
+    more: dict[str, Any] = {"spec": dict(stored.header.spec), "rungs": _rungs(study)}
+    more["final"] = _final(study)
+    saved = {"saved_slot_hours": saved_slot_hours(study)}
+    more["cost"] = view.cost.model_copy(update=saved)
+    more["eta_at"] = at_or_none(expected_end(study, stored.progress.started_at, now))
+    return view.model_copy(update=more), study
+
+
+def saved_slot_hours(study: Study) -> float | None:
+    """Slot-hours that trials which ended early did not use, at the mean cost of a unit so far.
+
+    None for a study without rungs, or before anything was used.
+    """
+    index, levels = study.index, study.policy.levels
+    if study.policy.rungs is None or not index.units:
+        return None
+    left = sum(
+        levels[-1] - one.last.unit
+        for one in study.trials
+        if one.last is not None and one.status in _ENDED_EARLY and not one.is_final
+    )
+    return left * index.used_us / index.units / 3.6e9
+
+
+def expected_end(study: Study, started_at: int | None, now: int) -> int | None:
+    """When the study is expected to end at its mean speed so far; None while that is not known."""
+    limit = study.policy.max_trials
+    if study.state is not StudyState.RUNNING or started_at is None or limit is None:
+        return None
+    if study.facts.finals or study.policy.population is not None:
+        return None
+    # With rungs, the units of all trials against those that one trial of `eta` going on would take.
+    rungs = study.policy.rungs
+    if rungs is not None:
+        done = float(sum(one.last.unit for one in study.trials if one.last is not None))
+        whole = _expected_units(rungs, limit)
+    else:
+        done = float(sum(one.is_over and one.queued_at is not None for one in study.trials))
+        whole = float(limit)
+    if not 0 < done < whole:
+        return None
+    return now + round((now - started_at) * (whole - done) / done)
+
+
+def _expected_units(rungs: RungPolicy, trials: int) -> float:
+    if rungs.rule in ("median", "percentile"):
+        return float(trials * rungs.max)
+    share, before, whole = float(trials), 0, 0.0
+    for level in rungs.levels:
+        whole, before = whole + max(share, 1.0) * (level - before), level
+        share /= rungs.eta
+    return whole
+
+
+def study_results(platform: Platform, num: int, now: int) -> StudyResultsView:
+    """What a study has found. Raises NotFound."""
+    view, study = platform.store.view(lambda tx: _whole_view(platform, tx, num, now))
+    space, told = study.policy.space, observations(study)
+    shares = importance(space, told)
+    names = sorted(space.searched, key=lambda name: -shares.get(name, 0.0))
+    known = [one for one in told if one.value is not None and math.isfinite(one.value)]
+    rung = learning_rung(study)
+    ended = {TrialStatus.FAILED, TrialStatus.DIVERGED, TrialStatus.REJECTED}
+    return StudyResultsView(
+        study=view,
+        unit=None if rung is None else study.policy.levels[rung],
+        axes=[_axis(name, space.parameters[name], shares.get(name)) for name in names],
+        lines=[
+            LineView(
+                trial=one.number,
+                value=study.policy.objective.oriented(one.value or 0.0),
+                places=[
+                    space.parameters[name].unit_of(one.params[name]) if name in one.params else None
+                    for name in names
+                ],
+            )
+            for one in known
+            if study.trials[one.number].status not in ended
+        ],
+    )
+
+
+def _axis(name: str, one: Parameter, share: float | None) -> AxisView:
+    values = list(one.values) if isinstance(one, ChoiceParameter) else None
+    bounds = None if isinstance(one, ChoiceParameter | ConstantParameter) else (one.low, one.high)
+    return AxisView(
+        name=name,
+        kind=one.kind,
+        log=bool(getattr(one, "log", False)),
+        low=bounds and bounds[0],
+        high=bounds and bounds[1],
+        values=values,
+        importance=share,
+    )
 
 
 def _rungs(study: Study) -> list[RungView]:

@@ -62,6 +62,9 @@ def check_study(platform: Platform, request: SubmitStudyRequest) -> StudyCheckVi
     return StudyCheckView(
         spec=shown_spec(resolved_study(spec)),
         method=policy.method,
+        method_reason=methods.describe(policy.method, policy.space).removeprefix("method auto: ")
+        if policy.method == "auto"
+        else "",
         num_cells=policy.space.num_cells(),
         max_trials=policy.max_trials,
         parallel=policy.parallel,

@@ -1,4 +1,4 @@
-"""Verbs on studies: sweep FILE, ls, show, trials, best, pause, resume, stop, extend, add-trial, export."""
+"""Verbs on studies: sweep FILE, its listings and results, its changes, and its export."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from phalanx.cli.exits import NOT_FINISHED, code_of
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, Detach, duration
 from phalanx.cli.terminal.output import note, number
+from phalanx.cli.verbs.studies.follow import StudyFollower, best_text, left_text, params_text
 from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
 from phalanx.kit.text import parse_study_label
-from phalanx.kit.units import format_duration
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.studies import Scalar, StudyCheckView, StudyView, TrialView
+    from phalanx.schemas.api.studies import AxisView, Scalar, StudyCheckView, StudyView, TrialView
     from phalanx.schemas.spec.study import StudySpec
     from phalanx.sdk import PhalanxClient
 
@@ -97,7 +97,7 @@ def start(
         if detach:
             output.as_json(study) if json else print(study.label)
             return
-        ended = _follow(client, study)
+        ended = _end(session, study)
         if json:
             output.as_json(ended)
     raise typer.Exit(code_of(ended))
@@ -160,61 +160,33 @@ def _show_check(view: StudyCheckView, json: bool) -> None:
 # -- follow ----------------------------------------------------------------------------------------
 
 
-def _follow(client: PhalanxClient, study: StudyView) -> StudyView:
-    """Print each report and each end of a trial, until the study has ended.
+@sweep_app.command("follow")
+def follow(ctx: typer.Context, study: StudyName, json: AsJson = False) -> None:
+    """Follow a study from now on until it ends; Ctrl-C leaves it running."""
+    session: Session = ctx.obj
+    num = study_number(study)
+    with connected(ctx) as client:
+        view = client.studies.get(num)
+    ended = _end(session, view, from_now=True)
+    if json:
+        output.as_json(ended)
+    raise typer.Exit(code_of(ended))
 
-    Ctrl-C stops the study, a second one detaches.
-    """
-    note(f"{study.label} {study.name}: {study.method}, {study.max_trials} trials")
-    after = 0
-    while True:
-        try:
-            for page in client.studies.follow(study.num, after=after):
-                after = page.cursor
-                for event in page.events:
-                    if event.kind in ("trial_ended", "trial_reported") and event.trial is not None:
-                        _show_trial(client, study.num, event.trial, event.kind)
-            break
-        except KeyboardInterrupt:
-            note(f"stopping {study.label}: its trials save and end (Ctrl-C again: do not wait)")
-            client.studies.stop(study.num)
-    ended = client.studies.get(study.num)
-    said = f": {ended.reason.message}" if ended.reason.message else ""
+
+def _end(session: Session, study: StudyView, *, from_now: bool = False) -> StudyView:
+    """Follow a study to its end, and print how it ended."""
+    ended = StudyFollower(session, study).run(from_now=from_now)
+    said = f" ({ended.reason.message})" if ended.reason.message else ""
     final = _final(ended)
-    trained = f"; retrained {final}" if final else ""
-    note(f"{ended.label} {ended.state}{said}; best {_best(ended)}{trained}")
+    note(f"{ended.label} {ended.state}{said}: best {best_text(ended)}")
+    if ended.best is not None:
+        note(f"  params      {params_text(dict(ended.best.params))}")
+        if ended.best.checkpoint:
+            note(f"  checkpoint  {ended.best.checkpoint}")
+    for name, value in (("retrained", final), *_cost(ended)):
+        if value:
+            note(f"  {name:<10}  {value}")
     return ended
-
-
-def _show_trial(client: PhalanxClient, num: int, trial: int, kind: str) -> None:
-    """One line for a trial that has reported or ended; a trial that starts again has none."""
-    found = client.studies.trials(num, after=trial - 1, limit=1).trials
-    if not found or found[0].is_over != (kind == "trial_ended"):
-        return
-    study, one = client.studies.get(num), found[0]
-    left = _eta(study)
-    said = f"; about {left} left" if left else ""
-    why = f" ({one.reason})" if one.reason and one.status != "completed" else ""
-    note(
-        f"{study.num_over}/{study.max_trials}  {one.label} {one.status}{why} at {one.unit}  "
-        f"{study.objective.metric} {number(one.value)}  {_params(one)}; best {_best(study)}{said}"
-    )
-
-
-def _eta(study: StudyView) -> str:
-    """The time until all trials have ended, from those that have; empty if there is no estimate."""
-    from phalanx.kit.clock import SystemClock
-
-    left = study.max_trials - study.num_over
-    if study.started_at is None or not study.num_over or left <= 0:
-        return ""
-    passed_s = SystemClock().now() / 1e6 - study.started_at.timestamp()
-    return format_duration(max(0.0, passed_s / study.num_over * left))
-
-
-def _best(study: StudyView) -> str:
-    one = study.best
-    return "none yet" if one is None else f"{number(one.value)} of {one.label}"
 
 
 def _final(study: StudyView) -> str | None:
@@ -226,14 +198,6 @@ def _final(study: StudyView) -> str | None:
     return f"{number(one.mean)}{spread} over {len(one.values)} of {len(one.trials)} seeds"
 
 
-def _params(one: TrialView) -> str:
-    shown = (
-        f"{name}={number(value) if type(value) is float else value}"
-        for name, value in one.params.items()
-    )
-    return " ".join(shown)
-
-
 # -- listings --------------------------------------------------------------------------------------
 
 _STUDY_COLUMNS: dict[str, Callable[[Any], Any]] = {
@@ -242,7 +206,7 @@ _STUDY_COLUMNS: dict[str, Callable[[Any], Any]] = {
     "STATE": lambda one: one.state,
     "METHOD": lambda one: one.method,
     "TRIALS": lambda one: f"{one.num_over}/{one.max_trials}",
-    "BEST": lambda one: _best(one),
+    "BEST": lambda one: best_text(one),
     "SLOT-HOURS": lambda one: number(one.cost.slot_hours),
     "AGE": lambda one: output.ago(one.submitted_at),
 }
@@ -253,7 +217,7 @@ _TRIAL_COLUMNS: dict[str, Callable[[Any], Any]] = {
     "UNIT": lambda one: one.unit,
     "JOB": lambda one: None if one.job is None else f"j-{one.job}",
     "SLOT-S": lambda one: f"{one.slot_s:.0f}",
-    "PARAMS": lambda one: _params(one),
+    "PARAMS": lambda one: params_text(dict(one.params)),
 }
 
 
@@ -282,10 +246,11 @@ def show(ctx: typer.Context, study: StudyName, json: AsJson = False) -> None:
             ("method", view.method),
             ("objective", f"{view.objective.goal} {view.objective.metric}"),
             ("trials", f"{view.num_over} of {view.max_trials} ended: {counts}"),
-            ("best", _best(view)),
-            ("params", None if view.best is None else _params(view.best)),
+            ("best", best_text(view)),
+            ("params", None if view.best is None else params_text(dict(view.best.params))),
             ("final", _final(view)),
-            ("slot-hours", number(view.cost.slot_hours)),
+            ("expected end", left_text(view)),
+            *_cost(view),
         ]
     )
     if view.rungs:
@@ -310,6 +275,56 @@ def best(ctx: typer.Context, study: StudyName, json: AsJson = False) -> None:
         note("no trial has reported a finite value yet")
         raise typer.Exit(NOT_FINISHED)
     output.listing([found], False, _TRIAL_COLUMNS, "") if not json else output.as_json(found)
+
+
+@sweep_app.command("results")
+def results(ctx: typer.Context, study: StudyName, json: AsJson = False) -> None:
+    """Show the best trial, how much each parameter matters, and what the study cost and saved."""
+    with connected(ctx) as client:
+        found = client.studies.results(study_number(study))
+    if json:
+        output.as_json(found)
+        return
+    view, best = found.study, found.study.best
+    output.facts(
+        [
+            ("best", best_text(view)),
+            ("params", None if best is None else params_text(dict(best.params))),
+            ("checkpoint", None if best is None else best.checkpoint),
+            ("job", None if best is None or best.job is None else f"j-{best.job}"),
+            *_cost(view),
+        ]
+    )
+    at = "" if found.unit is None else f" at unit {found.unit}"
+    rows = (
+        [one.name, "-" if one.importance is None else f"{one.importance:.0%}", _range(one)]
+        for one in found.axes
+    )
+    output.table(["PARAMETER", "IMPORTANCE", "RANGE"], rows, "no parameters")
+    if found.axes and found.axes[0].importance is None:
+        note(f"importance needs 10 trials with a value{at}; there are {len(found.lines)}")
+    else:
+        note(f"importance: PED-ANOVA over {len(found.lines)} trials{at}")
+
+
+def _cost(view: StudyView) -> list[tuple[str, str | None]]:
+    """What a study used, what of it was of no use, and what stopping trials early has saved."""
+    cost = view.cost
+    wasted = f", {number(cost.wasted_slot_hours)} of them in failed and diverged trials"
+    saved = cost.saved_slot_hours
+    usd = None if cost.usd is None else f"{cost.usd:.2f}"
+    return [
+        ("slot-hours", number(cost.slot_hours) + (wasted if cost.wasted_slot_hours else "")),
+        ("usd", usd),
+        ("saved", None if saved is None else f"{number(saved)} slot-hours by stopping early"),
+    ]
+
+
+def _range(axis: AxisView) -> str:
+    if axis.values is not None:
+        return ", ".join(str(one) for one in axis.values)
+    scale = ", logarithmic" if axis.log else ""
+    return f"{number(axis.low)} to {number(axis.high)}{scale}"
 
 
 # -- changes ---------------------------------------------------------------------------------------
@@ -426,8 +441,19 @@ def _write_csv(found: Iterable[TrialView]) -> None:
     rows = list(found)
     names = sorted({name for one in rows for name in one.params})
     out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow(["trial", "status", "value", "unit", "job", "slot_s", *names])
+    facts_of = [
+        "number",
+        "status",
+        "reason",
+        "value",
+        "unit",
+        "until",
+        "job",
+        "checkpoint",
+        "slot_s",
+        "usd",
+    ]
+    out.writerow(["trial", *facts_of[1:], *names])
     for one in rows:
         params = [one.params.get(name) for name in names]
-        facts = [one.number, one.status, one.value, one.unit, one.job, one.slot_s]
-        out.writerow([*facts, *params])
+        out.writerow([*(getattr(one, name) for name in facts_of), *params])
