@@ -5,7 +5,10 @@
 simulated slots with log-normal durations, the same for all methods.
 
     PYTHONPATH=src:. PYTHON bench/search/quality.py [--seeds 30] [--first-seed 0] [--trials 60]
-        [--methods random,auto,…] [--tasks all|tuning|judging] [--out FILE]
+        [--methods random,auto,…] [--tasks all|tuning|judging] [--kept FILE]
+
+With `--kept`, each finished search is added to a file of JSON lines, and one that is there is not repeated:
+an interrupted run goes on, and methods can be judged together that ran at different times.
 
 The method `syne-tune-cqr` needs `syne-tune` and `huggingface_hub` there, and 0.3 s a suggestion.
 """
@@ -281,19 +284,28 @@ def run(given: argparse.Namespace) -> bool:
     names = {"tuning": TUNING, "judging": JUDGING, "all": TUNING + JUDGING}.get(given.tasks)
     names = names or tuple(given.tasks.split(","))
     seeds = range(given.first_seed, given.first_seed + given.seeds)
-    jobs = [(m, n, s, given.trials) for n in names for s in seeds for m in methods]
-    found: dict[tuple[str, str, int], float] = {}
-    spent: dict[str, list[float]] = {one: [] for one in methods}
+    # Seed by seed, so that what an interrupted run has kept can be judged.
+    jobs = [(m, n, s, given.trials) for s in seeds for n in names for m in methods]
+    kept = _kept(Path(given.kept)) if given.kept else {}
+    missing = [job for job in jobs if job not in kept]
     with multiprocessing.Pool(given.processes) as pool:
-        for method, name, seed, best, ms in pool.imap_unordered(_one, jobs, chunksize=4):
-            found[method, name, seed] = best[-1]
-            spent[method].append(ms)
+        for method, name, seed, best, ms in pool.imap_unordered(_one, missing):
+            kept[method, name, seed, given.trials] = (best[-1], ms)
+            if given.kept:
+                line = json.dumps([method, name, seed, given.trials, best[-1], round(ms, 2)])
+                with Path(given.kept).open("a") as file:
+                    file.write(line + "\n")
     for one in methods:
-        print(f"{one:14} {statistics.fmean(spent[one]):8.1f} ms a suggestion")
-    if given.out:
-        lines = [[*key, value] for key, value in sorted(found.items())]
-        Path(given.out).write_text(json.dumps(lines))
-    return judged(found, methods)
+        spent = [kept[job][1] for job in jobs if job[0] == one]
+        print(f"{one:14} {statistics.fmean(spent):8.1f} ms a suggestion")
+    return judged({job[:3]: kept[job][0] for job in jobs}, methods)
+
+
+def _kept(path: Path) -> dict[tuple[str, str, int, int], tuple[float, float]]:
+    """The best loss and the time of a suggestion of searches that are done."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return {(row[0], row[1], row[2], row[3]): (row[4], row[5]) for row in rows}
 
 
 def report(*, quick: bool) -> bool:
@@ -326,7 +338,7 @@ def main() -> int:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--tasks", default="judging")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--out", default="")
+    parser.add_argument("--kept", default="")
     return 0 if run(parser.parse_args()) else 1
 
 

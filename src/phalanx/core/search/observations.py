@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from phalanx.core.search.model import Rung, Study, Trial, TrialStatus
 from phalanx.core.search.sampling import Observation, SampleRequest
@@ -21,6 +22,12 @@ _S = TrialStatus
 
 def sample_request(study: Study, trial: int) -> SampleRequest:
     """The request for the params of one trial. Trials asked for later are not told."""
+    told = tuple(one for one in observations(study) if one.number < trial)
+    return replace(bare_request(study, trial), observations=told)
+
+
+def bare_request(study: Study, trial: int) -> SampleRequest:
+    """The request for the params of one trial, without the trials so far."""
     policy = study.policy
     return SampleRequest(
         space=policy.space,
@@ -28,7 +35,6 @@ def sample_request(study: Study, trial: int) -> SampleRequest:
         options=dict(policy.options),
         seed=policy.seed,
         trial=trial,
-        observations=tuple(one for one in observations(study) if one.number < trial),
         prior=policy.prior,
         duplicates=policy.duplicates,
     )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Set
 
+from phalanx.core.search.draw import Cell
 from phalanx.core.search.machine import rebuild
 from phalanx.core.search.model import Study
+from phalanx.core.search.space import Params, cell_of
 from phalanx.schemas.spec.study import StudySpec
 from phalanx.store.database import Touched, Tx
 from phalanx.store.jobs import StoredJob
@@ -22,6 +24,56 @@ from phalanx.store.studies.rows import StoredStudy
 _KEPT = 600
 
 
+class TriedParams:
+    """The params that a study has tried, and the first trial of each; params of a trial never change.
+
+    A study of 10,000 trials is asked 10,000 times: each ask reads only the trials that are new.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first: dict[Cell, int] = {}
+        self._without: set[int] = set()  # trials that had no params when they were read
+        self._num_read = 0
+
+    def read(self, study: Study) -> None:
+        """Add what is new in a study; an older state of it adds nothing."""
+        with self._lock:
+            count = len(study.trials)
+            for number in (*self._without, *range(self._num_read, count)):
+                params = study.trials[number].params if number < count else None
+                if params:
+                    self._add(number, params)
+                    self._without.discard(number)
+                else:
+                    self._without.add(number)
+            self._num_read = max(self._num_read, count)
+
+    def _add(self, number: int, params: Params) -> None:
+        cell = cell_of(params)
+        self._first[cell] = min(number, self._first.get(cell, number))
+
+    def before(self, trial: int, also: Iterable[Params] = ()) -> Set[Cell]:
+        """What trials with a lower number have tried, and `also`."""
+        return _CellsBefore(self._first, trial, frozenset(cell_of(one) for one in also))
+
+
+class _CellsBefore(Set[Cell]):
+    """The cells of `first` whose trial is before another, and some more."""
+
+    def __init__(self, first: dict[Cell, int], trial: int, also: frozenset[Cell]) -> None:
+        self._first, self._trial, self._also = first, trial, also
+
+    def __contains__(self, cell: object) -> bool:
+        return cell in self._also or self._first.get(cell, self._trial) < self._trial  # type: ignore[call-overload]
+
+    def __iter__(self) -> Iterator[Cell]:
+        return iter({*self._also, *(c for c, n in list(self._first.items()) if n < self._trial)})
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class StudyCache:
     """Decided studies, and the jobs of trials that have changed since they were last looked at."""
 
@@ -29,6 +81,7 @@ class StudyCache:
         self._lock = threading.Lock()
         self._studies: OrderedDict[int, tuple[int, Study]] = OrderedDict()
         self._specs: OrderedDict[int, StudySpec] = OrderedDict()
+        self._tried: OrderedDict[int, TriedParams] = OrderedDict()
         self._changed: set[int] = set()
         # When to look at the budget of each study that has one and running trials, µs UTC.
         self._budgets: dict[int, int] = {}
@@ -93,6 +146,16 @@ class StudyCache:
                 while len(self._specs) > _KEPT:
                     self._specs.popitem(last=False)
         return known
+
+    def tried(self, study: Study) -> TriedParams:
+        """The params that a study has tried."""
+        with self._lock:
+            found = self._tried.setdefault(study.num, TriedParams())
+            self._tried.move_to_end(study.num)
+            while len(self._tried) > _KEPT:
+                self._tried.popitem(last=False)
+        found.read(study)
+        return found
 
     def remember(self, touched: Touched) -> None:
         """Note which trials' jobs a commit has changed."""

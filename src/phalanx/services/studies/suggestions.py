@@ -11,9 +11,9 @@ from dataclasses import replace
 from phalanx.core.search import events as e
 from phalanx.core.search.machine import rebuild
 from phalanx.core.search.model import Origin, Study
-from phalanx.core.search.observations import sample_request
-from phalanx.core.search.sampling import Exhausted, Observation
-from phalanx.core.search.space import Params, cell_of
+from phalanx.core.search.observations import bare_request, sample_request
+from phalanx.core.search.sampling import Exhausted, Observation, SampleRequest
+from phalanx.core.search.space import Params
 from phalanx.errors import NotSupported
 from phalanx.search.methods import needs_model
 from phalanx.services.platform import Platform
@@ -77,21 +77,29 @@ def _answer(
 ) -> e.StudyEvent:
     """The answer to one ask; `drawn` are the params of answers that are not stored yet."""
     assert one.trial is not None
-    earlier = {
-        trial.number: trial.params
-        for trial in study.trials
-        if trial.number < one.trial and trial.params
-    } | drawn
-    request = sample_request(as_asked, one.trial)
-    known = {trial.number for trial in as_asked.trials if trial.params}
-    fresh = [Observation(n, dict(params)) for n, params in earlier.items() if n not in known]
-    told = sorted([*request.observations, *fresh], key=lambda each: each.number)
-    request = replace(request, observations=tuple(told))
+    before = {number: params for number, params in drawn.items() if number < one.trial}
+    seen = platform.studies.tried(study).before(one.trial, before.values())
     try:
-        made = platform.sampler.suggest(request, seen={cell_of(each) for each in earlier.values()})
+        made = platform.sampler.suggest(_request(study, as_asked, one.trial, before), seen=seen)
     except NotSupported as error:
         return e.SuggestionFailed(one.trial, error.message)
     if isinstance(made, Exhausted):
         return e.SuggestionFailed(one.trial, made.reason, exhausted=True)
     origin = Origin(made.sampler, made.version, made.sub, reason=made.reason)
     return e.Suggested(one.trial, made.params, origin)
+
+
+def _request(study: Study, as_asked: Study, trial: int, drawn: dict[int, Params]) -> SampleRequest:
+    """What a sampler is told; methods without a model need no trials, however many there are."""
+    if not needs_model(study.policy.method):
+        return bare_request(as_asked, trial)
+    request = sample_request(as_asked, trial)
+    known = {one.number for one in as_asked.trials if one.params}
+    earlier = {
+        one.number: one.params
+        for one in study.trials
+        if one.number < trial and one.params and one.number not in known
+    } | drawn
+    fresh = [Observation(n, dict(params)) for n, params in earlier.items() if n not in known]
+    told = sorted([*request.observations, *fresh], key=lambda each: each.number)
+    return replace(request, observations=tuple(told))
