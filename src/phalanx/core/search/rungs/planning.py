@@ -170,8 +170,16 @@ def _finish(draft: StudyDraft, *, blocked: bool) -> None:
         verdict = draft.facts.verdict or SearchReason(SearchCode.ALL_TRIALS_ENDED)
         _conclude(draft, StudyState.SUCCEEDED, verdict)
     elif not promotion.lead_to_end(draft):
-        code = SearchCode.EXHAUSTED if draft.facts.exhausted else SearchCode.ALL_TRIALS_ENDED
-        _conclude(draft, StudyState.SUCCEEDED, SearchReason(code))
+        _conclude(draft, StudyState.SUCCEEDED, _why_no_more(draft))
+
+
+def _why_no_more(draft: StudyDraft) -> SearchReason:
+    """Why a study that has trained all its trials asks for no more; the sampler may have said why."""
+    if not draft.facts.exhausted:
+        return SearchReason(SearchCode.ALL_TRIALS_ENDED)
+    newest = (draft.trials[number].reason for number in reversed(range(len(draft.trials))))
+    said = next((one.message for one in newest if one.code is SearchCode.EXHAUSTED), "")
+    return SearchReason(SearchCode.EXHAUSTED, said)
 
 
 _SPENT = (SearchCode.SLOT_HOURS_SPENT, SearchCode.MONEY_SPENT, SearchCode.DURATION_REACHED)
