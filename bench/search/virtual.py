@@ -137,7 +137,7 @@ class VirtualPlane:
         made = self._charged(
             "submit", lambda: submit(self.context.platform, request, self.clock.now())
         )
-        return int(getattr(made, "num", made))
+        return int(made[0])
 
     def view(self, num: int) -> StudyView:
         """A study as the API shows it."""

@@ -106,17 +106,8 @@ def test_params_are_not_tried_twice_and_a_small_space_ends_the_study(bench: BadB
 
 
 def test_a_space_without_feasible_params_ends_the_study_with_its_reason(bench: BadBench) -> None:
-    try:
-        num = bench.submit(
-            job=JOB,
-            search=RANDOM,
-            space=LINE,
-            constraints=["lr > 5"],
-            trials={"max": 3, "parallel": 1},
-        )
-    except SpecInvalid as refused:
-        assert "constraint" in str(refused)
-        return
+    asked = {"search": RANDOM, "space": LINE, "constraints": ["lr > 5"]}
+    num = bench.submit(job=JOB, trials={"max": 3, "parallel": 1}, **asked)
     view = bench.go(num)
     assert (view.state, view.reason.code) == ("failed", "no_result"), view
     assert "constraints" in view.reason.message
@@ -138,3 +129,28 @@ def test_a_grid_that_explodes_is_refused_before_it_starts(
     job = {**JOB, "run": "true"}
     with pytest.raises(SpecInvalid, match=said):
         bench.submit(job=job, space=space, trials={"parallel": 2, "max": 50})
+
+
+def test_results_that_a_killed_supervisor_did_not_send_are_read_from_its_exit_record(
+    bench: BadBench,
+) -> None:
+    """The last supervisor of a job has no successor that would send them."""
+    num = bench.submit(job=JOB)
+    bench.loops()
+    bench.rig.turn(1.0)
+    (trial, *_) = bench.running(num)
+    assert trial.job is not None
+    supervisor = bench.rig.supervisor(trial.job)
+    supervisor.ready()
+    supervisor.started()
+    result = wire.TrialReport(
+        seq=3, generation=0, unit=1, value=0.5, metrics={"val_loss": 0.5}, at=supervisor.now()
+    )
+    ended = wire.RanksEndedReport(seq=4, generation=0, outcome="succeeded", port=4100, step=1)
+    record = wire.ExitRecord(attempt=1, node_rank=0, ended=ended, results=[result])
+    bench.rig.executor.bury(supervisor.ref, record)
+    bench.rig.turn(1.0)
+    bench.loops()
+    found = bench.trials(num)[trial.number]
+    assert (found.status, found.value) == ("completed", 0.5)
+    bench.check_log(num)

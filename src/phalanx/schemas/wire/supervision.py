@@ -107,6 +107,10 @@ class CheckpointReport(GenerationReport):
     at: int
 
 
+MAX_RESULTS = 1000
+"""Results of a trial that an exit record holds, the newest."""
+
+
 class TrialReport(GenerationReport):
     """A trial has completed `unit` units. `checkpoint` is the path of one that was committed there.
 
@@ -412,7 +416,8 @@ class SyncResponse(Message):
 class ExitRecord(Message):
     """What a supervisor leaves in `<node_dir>/exit.json` before it reports the end of its ranks.
 
-    A control plane that never heard the report reads it here.
+    A control plane that never heard the report reads it here, and with it the results of a trial that
+    were not acknowledged: a job that has ended has no later supervisor that would send them.
     """
 
     protocol: int = PROTOCOL
@@ -420,6 +425,9 @@ class ExitRecord(Message):
     node_rank: int
     released: bool = False
     ended: RanksEndedReport | None = None
+    results: Annotated[list[TrialReport], Field(max_length=MAX_RESULTS)] = Field(
+        default_factory=list
+    )
 
 
 class SecretValues(Message):

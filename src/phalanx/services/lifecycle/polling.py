@@ -13,9 +13,9 @@ from phalanx.core.jobs.events import JobEvent, NodeLost, NodeReleased
 from phalanx.core.jobs.model import Job, JobState, NodePhase
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.services.caches.scheduler_cache import SchedulerCache
-from phalanx.services.lifecycle.commit import commit_many, isolate_bugs
+from phalanx.services.lifecycle.commit import Note, commit_many, isolate_bugs
 from phalanx.services.lifecycle.leftover_logs import collect_logs
-from phalanx.services.lifecycle.reports import ended_event
+from phalanx.services.lifecycle.reports import Inbox, ended_event, read_report
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, supervisors
 from phalanx.store.database import Tx
@@ -109,14 +109,17 @@ def _apply_gone(
     known = {one.job.num: one for one in scheduler_cache.rows.holding(tx)}
     found = supervisors.of_attempts(tx, [(ref.job, ref.attempt) for ref in refs])
     rows = {(row.job, row.attempt, row.node_rank): row for row in found}
-    ended: dict[int, list[JobEvent]] = {}
+    ended: dict[int, list[JobEvent | Note]] = {}
     for status in gone:
         ref = status.ref
         row = rows.get((ref.job, ref.attempt, ref.node_rank))
         if status.exit is not None and status.exit.ended is not None:
             offset = 0 if row is None or row.clock_offset_us is None else row.clock_offset_us
+            inbox = Inbox(tx, ref.job, ref.attempt, ref.node_rank, now, offset)
+            for result in status.exit.results:
+                read_report(inbox, result)
             last = ended_event(status.exit.ended, ref.attempt, ref.node_rank, offset)
-            ended.setdefault(ref.job, []).append(last)
+            ended.setdefault(ref.job, []).extend([*inbox.events, last])
     commit_many(tx, list(ended.items()), now, "executor")
     known |= {one.job.num: one for one in jobs.load_many(tx, list(ended))}
     left: dict[int, list[JobEvent]] = {}

@@ -23,7 +23,15 @@ from phalanx.errors import StoreUnavailable
 from phalanx.kit.clock import Clock, backoff_s
 from phalanx.launch.files import distrusted
 from phalanx.schemas.wire.assignments import Assignment
-from phalanx.schemas.wire.supervision import Heartbeat, Orders, Report, SyncRequest, SyncResponse
+from phalanx.schemas.wire.supervision import (
+    MAX_RESULTS,
+    Heartbeat,
+    Orders,
+    Report,
+    SyncRequest,
+    SyncResponse,
+    TrialReport,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -115,6 +123,11 @@ class Outbox:
             self._away = True
             for report in self._waiting:
                 self._write(report)
+
+    def results(self) -> list[TrialReport]:
+        """The newest results of a trial that are not acknowledged."""
+        with self._lock:
+            return [one for one in self._waiting if isinstance(one, TrialReport)][-MAX_RESULTS:]
 
     @property
     def empty(self) -> bool:
@@ -290,6 +303,10 @@ class ControlPlaneLink:
     def push(self) -> None:
         """Send the waiting reports now."""
         self._due.set()
+
+    def results(self) -> list[TrialReport]:
+        """See `Outbox.results`."""
+        return self._outbox.results()
 
     def beat(self) -> None:
         """Send the heartbeat with the waiting reports."""
