@@ -207,7 +207,9 @@ class VirtualPlane:
     # -- supervisors -----------------------------------------------------------------------------
 
     def _boot(self, ref: SupervisorRef, assignment: Assignment) -> None:
-        made = _Supervisor(assignment, self.course(assignment), until=assignment.gang.trial.until)
+        trial = assignment.gang.trial
+        until = None if trial is None else trial.until
+        made = _Supervisor(assignment, self.course(assignment), until=until)
         self._supervisors[ref] = made
         self._in(self.boot_s, lambda: self._ready(ref))
 
@@ -278,14 +280,15 @@ class VirtualPlane:
         over = mine.unit >= mine.course.results
         value = mine.course.loss(mine.unit)
         reports: list[wire.Report] = []
-        if leads and mine.assignment.gang.trial.is_trial:
+        trial = mine.assignment.gang.trial
+        if leads and trial is not None:
             reports.append(
                 wire.TrialReport(
                     seq=self._seq(ref),
                     generation=mine.generation,
                     unit=mine.unit,
                     value=value,
-                    metrics={mine.assignment.gang.trial.objective: value},
+                    metrics={trial.objective: value},
                     checkpoint=f"/c/{ref.job}/{mine.unit}" if at_target else "",
                     final=at_target,
                     at=self.clock.now(),

@@ -32,7 +32,6 @@ from phalanx.schemas.wire.supervision import (
     Orders,
     RanksEndedReport,
     Report,
-    TrialReport,
     WarningReport,
 )
 from phalanx.supervise.packages.plan import EnvironmentPlan
@@ -266,8 +265,6 @@ class Supervisor:
         if generation is not None and outcome is NodeOutcome.AT_TARGET:
             target = generation.records.target
 
-        results = self._link.results()
-
         def make(seq: int) -> Report:
             report = RanksEndedReport(
                 seq=seq,
@@ -280,19 +277,19 @@ class Supervisor:
                 target=target,
             )
             self._last_report = report
-            self._write_exit(report, results)
+            self._write_exit(report)
             return report
 
         self._link.put(make)
 
-    def _write_exit(self, report: RanksEndedReport | None, results: list[TrialReport]) -> None:
+    def _write_exit(self, report: RanksEndedReport | None) -> None:
         gang = self._assignment.gang
         record = ExitRecord(
             attempt=gang.attempt,
             node_rank=self._assignment.node_rank,
             released=self._leaving,
             ended=report,
-            results=results,
+            results=self._link.results(),
         )
         try:
             write_file(self._node_dir / EXIT_NAME, record.model_dump_json().encode())
@@ -329,7 +326,7 @@ class Supervisor:
         self._processes.kill_all(self._begin_final_reports)
 
     def _begin_final_reports(self) -> None:
-        self._write_exit(self._last_report, self._link.results())
+        self._write_exit(self._last_report)
         alone = self._link.silent_s > self._assignment.contact_lost_after_s
         now = self._clock.monotonic()
         last = self._last_report

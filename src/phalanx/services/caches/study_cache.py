@@ -59,7 +59,7 @@ class TriedParams:
 
 
 class _CellsBefore(Set[Cell]):
-    """The cells of `first` whose trial is before another, and some more."""
+    """The cells of `first` that a trial before another one tried, and some more."""
 
     def __init__(self, first: dict[Cell, int], trial: int, also: frozenset[Cell]) -> None:
         self._first, self._trial, self._also = first, trial, also

@@ -54,7 +54,7 @@ class Outbox:
 
     def __init__(self, spool: Path) -> None:
         self._spool = spool
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `make` may ask for `results`
         self._waiting: deque[Report] = deque()
         self._next = 1
         self._acked = 0
