@@ -261,9 +261,7 @@ class Supervisor:
         self._port.release()
         self._port = HeldPort(self._rng)
         port = self._port.number
-        target = None
-        if generation is not None and outcome is NodeOutcome.AT_TARGET:
-            target = generation.records.target
+        reached = generation if outcome is NodeOutcome.AT_TARGET else None
 
         def make(seq: int) -> Report:
             report = RanksEndedReport(
@@ -274,7 +272,7 @@ class Supervisor:
                 step=generation.records.reached if generation else None,
                 failure=generation.fault if generation else None,
                 unsaved=generation.unsaved if generation else "",
-                target=target,
+                target=reached.records.target if reached else None,
             )
             self._last_report = report
             self._write_exit(report)
