@@ -19,6 +19,7 @@ from phalanx.core.scheduling import (
     RunningJob,
     plan_pass,
 )
+from phalanx.core.scheduling.model.durations import History, KindKey, size_class
 from phalanx.core.scheduling.model.entitlement import lineage, never_allowed, rolled_up
 from phalanx.core.scheduling.model.urgency import protected_until
 from phalanx.errors import InvariantBroken
@@ -48,6 +49,7 @@ class Live:
         self.preempted_at: dict[int, list[int]] = {}
         self.leaves_at: dict[int, int] = {}
         self.ends_at: dict[int, int] = {}
+        self.scripts: set[int] = set()  # jobs that never save
 
     def submit(self, job: QueuedJob) -> None:
         self.jobs[job.num] = job
@@ -93,7 +95,7 @@ class Live:
                 started_at=self.now,
                 attained_slot_s=job.attained_slot_s,
                 delayed_s=delayed_s,
-                save_s=SAVE_S,
+                save_s=None if job.num in self.scripts else SAVE_S,
                 protected_until=protected_until(self.now, delayed_s, times, cluster.config),
             )
             cluster.start(job.num, start.placement, held)
@@ -233,3 +235,60 @@ def test_no_job_is_preempted_more_than_eight_times_in_any_hour(seed: int) -> Non
 def test_without_the_limit_the_storm_preempts_one_job_more_often() -> None:
     with pytest.raises(InvariantBroken, match="times in an hour"):
         most_in_an_hour(0, PlannerConfig(preemptions_per_hour=1000))
+
+
+LONGEST_S = 5400.0
+
+
+def lasting_s(rng: random.Random) -> float:
+    """A run time: most are shorter than those of the gang, a few are much longer."""
+    return min(rng.expovariate(1 / 600.0), LONGEST_S)
+
+
+def wait_among_scripts(seed: int, config: PlannerConfig, part: float, num_nodes: int) -> float:
+    """The wait of a gang of whole nodes among smaller jobs, `part` of which can never leave, seconds.
+
+    It is at most that of the hours that are simulated.
+    """
+    rng = random.Random(seed)
+    history, gang = History(), GangShape(rng.choice([1, 2]), 4, 1)
+    for _ in range(200):
+        size = rng.randint(1, 3)
+        history.observe(KindKey("", "", size_class(size)), size * lasting_s(rng))
+        history.observe(KindKey("", "gang", size_class(gang.num_slots)), gang.num_slots * 1200.0)
+    nodes = traces.grid_nodes(num_nodes, 4, num_nodes, 1)
+    live = Live(ClusterIndex(nodes, history=history, config=config))
+    lasts_s, num, sent_at = {1: 1e9}, 1, 1200 * US
+    while live.now < 6 * 3600 * US:
+        slots = sum(live.cluster.used.values())
+        slots += sum(job.num_slots for job in live.cluster.waiting.values() if job.num != 1)
+        while slots <= 4 * num_nodes:
+            num += 1
+            lasts_s[num] = lasting_s(rng)
+            live.scripts |= {num} if rng.random() < part else set()
+            live.submit(QueuedJob(num, GangShape(1, rng.randint(1, 3), 1), 50, live.now))
+            slots += live.jobs[num].num_slots
+        if live.now == sent_at:
+            live.submit(QueuedJob(1, gang, 50, live.now, kind="gang"))
+        live.step(lasts_s)
+        if 1 in live.cluster.held:
+            break
+        live.go_on(60.0)
+    return (live.now - sent_at) / US
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.3, 1.0]), st.sampled_from([4, 7, 12]))
+@settings(max_examples=6, deadline=None)
+def test_among_jobs_that_never_leave_a_gang_waits_for_one_run_of_them_once_it_is_overdue(
+    seed: int, part: float, num_nodes: int
+) -> None:
+    """More work than slots at all times, and all or a part of it are scripts that cannot resume."""
+    config = PlannerConfig()
+    leaves_s = max(LONGEST_S, config.min_run_s + SAVE_S)
+    found = wait_among_scripts(seed, config, part, num_nodes)
+    assert found <= config.overdue_after_s + leaves_s + 3 * 60.0
+
+
+def test_without_the_rule_a_gang_among_jobs_that_never_leave_waits_longer() -> None:
+    config = PlannerConfig(num_overdue=0)
+    assert wait_among_scripts(0, config, 1.0, 7) > 2 * 3600.0

@@ -19,6 +19,7 @@ from phalanx.core.scheduling.model.entitlement import lineage
 from phalanx.core.scheduling.model.outcome import Plan
 from phalanx.core.scheduling.model.planning_input import PlanningInput, QueuedJob, RunningJob
 from phalanx.core.scheduling.planner import plan_pass
+from phalanx.core.scheduling.search.ledger import OVERDUE
 from phalanx.core.scheduling.stages.entitlement import entitle
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
@@ -153,16 +154,27 @@ def _victim(cluster: ClusterIndex, held: RunningJob, beneficiary: int, now: int)
 
 
 def position(snapshot: PlanningInput, num: int, now: int) -> int:
-    """Return how many jobs the planner considers up to and including this one."""
+    """Return how many jobs the planner considers up to and including this one.
+
+    Of the overdue gangs of a priority only the first `num_overdue` go before more urgent jobs.
+    """
     cluster = ClusterIndex.of(snapshot)
     cluster.advance(now)
     state = Pass(cluster, now)
     entitle(state)
-    ranked = [
-        (state.ledger.rank(eq_class, place), job)
+    first = sorted(
+        (state.ledger.rank(eq_class, place), job, place)
         for eq_class in cluster.classes.values()
         for place, (_, job) in enumerate(eq_class.jobs)
-    ]
+    )
+    num_overdue: dict[int, int] = {}
+    ranked = []
+    for rank, job, place in first:
+        if rank[3] == OVERDUE:
+            num_overdue[rank[2]] = num_overdue.get(rank[2], 0) + 1
+            if num_overdue[rank[2]] > cluster.config.num_overdue:
+                rank = state.ledger.rank(cluster.class_of[job], place, overdue=False)
+        ranked.append((rank, job))
     ranked.sort()
     order = [job for _, job in ranked]
     return order.index(num) + 1 if num in order else len(order) + 1

@@ -8,7 +8,7 @@ from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
 from phalanx.core.scheduling.model.entitlement import QuotaLimit
 from phalanx.core.scheduling.model.outcome import PendingReasons
 from phalanx.core.scheduling.model.planning_input import US, QueuedJob
-from phalanx.core.scheduling.stages.scheduling_pass import Pass
+from phalanx.core.scheduling.stages.scheduling_pass import KeptSlots, Pass
 
 
 def explain(state: Pass) -> None:
@@ -77,7 +77,12 @@ def _blocked(state: Pass, eq_class: EquivalenceClass) -> Reason:
         return Reason(ReasonCode.UNPLACEABLE, f"{need(job)}; {_nowhere(state, job)}")
     owner = _owner_in_front(state, eq_class)
     if owner is not None and state.cluster.class_of.get(owner) is not eq_class:
-        text = f"the free slots are reserved for j-{owner}; {need(job)}"
+        gang = (
+            "the overdue gang "
+            if any(one.reservation.job == owner for one in _overdue(state))
+            else ""
+        )
+        text = f"the free slots are reserved for {gang}j-{owner}; {need(job)}"
         return Reason(ReasonCode.WAITING_BEHIND, text)
     free = sum(group.num_free for group in eq_class.groups)
     have = "; ".join(
@@ -87,7 +92,25 @@ def _blocked(state: Pass, eq_class: EquivalenceClass) -> Reason:
     if free >= job.num_slots and not _kept(state):
         code = ReasonCode.WAITING_FOR_TOPOLOGY
         have += "; the free slots are scattered over too many nodes"
-    return Reason(code, f"{need(job)}; {have}")
+    return Reason(code, f"{need(job)}; {have}{_kept_for_overdue(state, eq_class)}")
+
+
+def _overdue(state: Pass) -> list[KeptSlots]:
+    """Return the reservations of overdue gangs, also those with no free slot on their nodes yet."""
+    return [one for one in state.kept if one.firm]
+
+
+def _kept_for_overdue(state: Pass, eq_class: EquivalenceClass) -> str:
+    """Return on which nodes that a class could use the slots that become free go to an overdue gang."""
+    pools = eq_class.request.pools or state.index.pools
+    nodes, num_of = state.index.nodes, state.index.num_of
+    for one in _overdue(state):
+        names = one.reservation.nodes
+        here = tuple(name for name in names if nodes[num_of[name]].pool in pools)
+        if here:
+            owner = one.reservation.job
+            return f"; slots that become free on {_short(here)} are kept for the overdue gang j-{owner}"
+    return ""
 
 
 def _owner_in_front(state: Pass, eq_class: EquivalenceClass) -> int | None:

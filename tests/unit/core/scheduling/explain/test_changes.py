@@ -217,6 +217,20 @@ class TestPosition:
         assert found == {2: 1, 4: 2, 3: 3, 1: 4, 5: 5}
         assert position(snapshot, 99, NOW) == 5
 
+    @pytest.mark.parametrize(("most", "order"), [(1, [1, 3, 2]), (2, [1, 2, 3])])
+    def test_only_so_many_overdue_gangs_go_before_more_urgent_jobs(
+        self, most: int, order: list[int]
+    ) -> None:
+        old = {"remaining_s": 7000.0}
+        waiting = (
+            replace(queued(1, 2, 4, kind="a", **old), queued_at=NOW - 9001 * US),
+            replace(queued(2, 2, 4, kind="b", **old), queued_at=NOW - 9000 * US),
+            replace(queued(3, 1, 1, remaining_s=1.0), queued_at=NOW),
+        )
+        snapshot = PlanningInput(nodes(2), (), waiting, config=PlannerConfig(num_overdue=most))
+        assert sorted(order, key=lambda num: position(snapshot, num, NOW)) == order
+        assert [position(snapshot, num, NOW) for num in order] == [1, 2, 3]
+
     def test_an_answer_says_where_it_stands_and_of_how_many(self) -> None:
         snapshot = PlanningInput(nodes(1), (fixed(8, 0),), (queued(1, 1, 4), queued(2, 1, 4, 60)))
         found = why(snapshot, 1, NOW, 1)

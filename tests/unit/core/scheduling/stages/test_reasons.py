@@ -144,6 +144,44 @@ class TestKeptSlots:
         assert explained(state)[1] == Reason(ReasonCode.WAITING_FOR_SLOTS, text)
 
 
+class TestOverdueGangs:
+    """Slots that are kept for a gang that is overdue, also where none of them is free yet."""
+
+    def blocked_by(self, gang: QueuedJob, job: QueuedJob, busy: tuple[int, ...]) -> dict[int, str]:
+        held = (running(7, {0: busy, 1: FULL}),)
+        state = begin(gang, job, held=held)
+        state.reserve(KEPT, state.cluster.waiting[9])
+        state.kept[-1].firm = True
+        return {num: reason.message for num, reason in explained(state).items()}
+
+    def test_free_slots_are_reserved_for_the_overdue_gang(self) -> None:
+        found = self.blocked_by(queued(9, 1, 4), queued(1, 1, 2), (0, 1))
+        text = "the free slots are reserved for the overdue gang j-9; needs 1 × 2 slots"
+        assert found[1] == text
+
+    def test_slots_that_are_not_free_yet_are_kept_for_it(self) -> None:
+        found = self.blocked_by(queued(9, 1, 4), queued(1, 1, 2), FULL)
+        kept = "slots that become free on n0 are kept for the overdue gang j-9"
+        room = "pool p: 0 of 8 free, 0 nodes entirely"
+        assert found == {
+            1: f"needs 1 × 2 slots; {room}; {kept}",
+            9: f"needs 1 × 4 slots; {room}; {kept}",
+        }
+
+    def test_jobs_of_other_pools_do_not_wait_for_it(self) -> None:
+        where = (*nodes(1), replace(nodes(2)[1], pool="q"))
+        state = begin(
+            queued(9, 1, 4, pools=("p",)),
+            queued(1, 1, 2, pools=("q",)),
+            held=(running(7, {0: FULL, 1: FULL}),),
+            where=where,
+        )
+        state.reserve(KEPT, state.cluster.waiting[9])
+        state.kept[-1].firm = True
+        found = explained(state)
+        assert found[1].message == "needs 1 × 2 slots; pool q: 0 of 4 free, 0 nodes entirely"
+
+
 class TestComing:
     @pytest.mark.parametrize(
         ("where", "victims", "text"),
