@@ -3,6 +3,7 @@
 docs/reference/cli.md                  from the command line itself
 docs/reference/spec.md                 from the model of the job spec
 docs/reference/job-spec.schema.json    its JSON schema
+docs/reference/study-spec.md           from the model of the study spec, with study-spec.schema.json
 docs/reference/pool-file.md            from the models of the pool file and the project file,
 docs/reference/project-file.md         with pool-file.schema.json and project-file.schema.json
 docs/reference/states.md               from the transition table
@@ -36,6 +37,7 @@ from phalanx.core.jobs.budgets import DEFAULT_BUDGETS
 from phalanx.core.jobs.machine import TRANSITIONS, Ignore, Refuse
 from phalanx.core.jobs.model import HOLDING, TERMINAL, JobState, StopGoal
 from phalanx.core.reasons import Cause, ReasonCode
+from phalanx.core.search.model import TrialStatus
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Kind
 from phalanx.kit.units import format_duration
 from phalanx.schemas.pools.pool_file import PoolFile
@@ -43,6 +45,7 @@ from phalanx.schemas.pools.project_file import ProjectFile
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.schemas.spec.document import json_schema, validate_spec
 from phalanx.schemas.spec.job import JobSpec
+from phalanx.schemas.spec.study import StudySpec
 from phalanx.schemas.spec.support import check_supported
 from phalanx.server.openapi import add_routes
 from phalanx.server.settings import Settings
@@ -160,7 +163,8 @@ def _rows(model: type[BaseModel], under: str, notes: dict[str, str]) -> Iterator
         if section is not None and path != "roles.NAME.training":
             mark = "" if field.annotation is section or _optional(field.annotation) else "."
             inner = f"{path}." if mark == "" or path == "warm" else f"{path}[]."
-            inner = "roles.NAME." if path == "roles" else inner
+            inner = f"{path}.NAME." if path in ("roles", "space") else inner
+            inner = f"{path}.UNIT." if path == "rungs.resources" else inner
             if path.startswith("recovery.") and path != "recovery.rank_crash":
                 continue
             yield from _rows(section, inner, notes)
@@ -216,6 +220,44 @@ def spec_page() -> str:
         table(["cause", "restarts", "counted within", "first wait"], budgets),
     ]
     return page("Job spec", intro, table(["field", "default", "meaning"], rows), *defaults)
+
+
+def study_page() -> str:
+    intro = (
+        "The file that `phalanx sweep` reads, version 1: a hyperparameter search. Required are "
+        "`objective.metric` and `space`; `trials.max` is, too, but for a grid or with a budget. Unknown keys "
+        "are errors. `phalanx sweep FILE --dry-run` shows what a study would do. The JSON schema is [study-spec.schema.json](study-spec.schema.json); "
+        "[how to use it](../how-to/sweep.md)."
+    )
+    rows = list(_rows(StudySpec, "", {}))
+    states = [[f"`{one}`", _STATUSES[one]] for one in TrialStatus]
+    return page(
+        "Study spec",
+        intro,
+        table(["field", "default", "meaning"], rows),
+        "## Statuses of trials",
+        "",
+        "`phalanx sweep trials` shows the reason beside the status.",
+        "",
+        table(["status", "meaning"], states),
+    )
+
+
+_STATUSES = {
+    TrialStatus.ASKED: "a sampler is asked for its params",
+    TrialStatus.SUGGESTED: "it has params, and waits for a place or an evaluator",
+    TrialStatus.WAITING: "its job is in the queue",
+    TrialStatus.RUNNING: "its ranks run, or an evaluator outside has it",
+    TrialStatus.HELD: "it has reached its rung, and keeps its slots for a moment",
+    TrialStatus.PAUSED: "it has saved and left its slots; it may be promoted",
+    TrialStatus.COMPLETED: "it was trained to its end",
+    TrialStatus.STOPPED: "a rule, a budget, a user or the end of the study ended it",
+    TrialStatus.DIVERGED: "it reported a value that is not finite (`not_finite`); it is never the best, "
+    "and samplers learn that its params are bad",
+    TrialStatus.FAILED: "its job failed (`job_failed`), or ended well without ever reporting the objective "
+    "(`no_metric`); counts against `trials.failed`",
+    TrialStatus.REJECTED: "its script called its params invalid; does not count",
+}
 
 
 # -- pools and projects --------------------------------------------------------------------------
@@ -417,6 +459,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "spec.md": spec_page,
     "job-spec.schema.json": lambda: as_text(json_schema()),
+    "study-spec.md": study_page,
+    "study-spec.schema.json": lambda: as_text(json_schema(StudySpec)),
     "pool-file.md": pool_page,
     "pool-file.schema.json": lambda: as_text(json_schema(PoolFile)),
     "project-file.md": project_page,

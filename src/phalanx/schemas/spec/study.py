@@ -328,7 +328,7 @@ class FailedTrials(Section):
     ] = Field(
         default=None,
         alias="or",
-        description="The same for a share of `max` trials, such as 20%; the larger of both limits counts.",
+        description="The same for a share of `max` trials, such as 20%; the smaller of both limits counts.",
     )
 
 

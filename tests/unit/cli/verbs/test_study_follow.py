@@ -38,6 +38,7 @@ EVENTS = [
     event(4, "trial_paused", 1),
     event(5, "trial_reported", 0, unit=2, value=None),
     event(6, "trial_ended", 0),
+    event(7, "trial_ended", 2),
 ]
 
 
@@ -49,6 +50,7 @@ def trial(number: int, status: str, **rest: Any) -> TrialView:
 ROWS = [
     trial(0, "diverged", reason="not_finite: loss is not finite at unit 2"),
     trial(1, "stopped", unit=1, value=0.7, reason="not_promoted: the search has ended"),
+    trial(2, "stopped", unit=1, value=0.9, reason="no_improvement: for 3 reports"),
 ]
 
 
@@ -107,6 +109,7 @@ def test_each_event_is_shown_once_over_lost_answers(
         "s-3/0  loss 0.5, the best so far, at 1  lr=0.125",
         "s-3/1  paused: loss 0.7",
         "s-3/0  diverged (loss is not finite at unit 2): no value",
+        "s-3/2  stopped (for 3 reports): loss 0.9 at 1",
         "1 trial not promoted beyond 1: s-3/1",
     ]
 

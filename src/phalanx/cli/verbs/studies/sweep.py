@@ -210,6 +210,8 @@ _STUDY_COLUMNS: dict[str, Callable[[Any], Any]] = {
     "SLOT-HOURS": lambda one: number(one.cost.slot_hours),
     "AGE": lambda one: output.ago(one.submitted_at),
 }
+# Statuses that need no explanation in a table.
+_PLAIN = ("completed", "running", "waiting", "suggested", "asked")
 _TRIAL_COLUMNS: dict[str, Callable[[Any], Any]] = {
     "TRIAL": lambda one: one.label,
     "STATUS": lambda one: one.status,
@@ -218,6 +220,7 @@ _TRIAL_COLUMNS: dict[str, Callable[[Any], Any]] = {
     "JOB": lambda one: None if one.job is None else f"j-{one.job}",
     "SLOT-S": lambda one: f"{one.slot_s:.0f}",
     "PARAMS": lambda one: params_text(dict(one.params)),
+    "REASON": lambda one: None if one.status in _PLAIN else one.reason,
 }
 
 
