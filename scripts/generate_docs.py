@@ -225,8 +225,9 @@ def spec_page() -> str:
 def study_page() -> str:
     intro = (
         "The file that `phalanx sweep` reads, version 1: a hyperparameter search. Required are "
-        "`objective.metric` and `space`; `trials.max` is, too, but for a grid or with a budget. Unknown keys "
-        "are errors. `phalanx sweep FILE --dry-run` shows what a study would do. The JSON schema is [study-spec.schema.json](study-spec.schema.json); "
+        "`objective.metric` and `space`; `trials.max` is, too, but for a grid or with a budget. "
+        "Unknown keys are errors. `phalanx sweep FILE --dry-run` shows what a study would do. The JSON "
+        "schema is [study-spec.schema.json](study-spec.schema.json); "
         "[how to use it](../how-to/sweep.md)."
     )
     rows = list(_rows(StudySpec, "", {}))
