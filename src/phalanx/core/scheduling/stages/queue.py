@@ -66,7 +66,6 @@ def serve(state: Pass, stages: Sequence[JobStage]) -> None:
         if is_overdue and num not in state.decisions.started:
             num_overdue[rank[2]] = num_overdue.get(rank[2], 0) + 1
         if verdict is Verdict.SERVED:
-            owners.add(num)
             _push(state, heap, eq_class, position + 1, owners)
 
 

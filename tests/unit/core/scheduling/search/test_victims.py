@@ -122,6 +122,25 @@ class TestDomains:
         assert plan.cost == sum(prices[node] for node in plan.nodes) == sum(plan.prices)
         assert {node // width for node in plan.nodes} == {plan.nodes[0] // width}
 
+    def test_of_equal_racks_a_node_with_no_room_for_a_share_decides_nothing(self) -> None:
+        """Job 10 comes first, but its slot alone makes no room on its node: the rack of 11 is first."""
+        one_slot = replace(holds(10, 0, 1.0, (0,)), remaining_s=1e6)
+        others = (running(9, {0: (1, 2, 3)}, priority=90), running(8, {3: FULL}, priority=90))
+        for nodes_of_two, expected in (((2, 1), 2), ((1, 2), 1)):
+            two = [
+                replace(holds(num, node, 8.0), remaining_s=1000.0)
+                for num, node in zip((11, 12), nodes_of_two, strict=True)
+            ]
+            search = search_of(nodes(4), (one_slot, *others, *two), queued(1, 1, 4))
+            assert chosen(search) == ([expected], [11])
+
+    @pytest.mark.parametrize("splittable", [False, True])
+    def test_a_node_that_an_overdue_gang_waits_for_is_no_place(self, splittable: bool) -> None:
+        some = nodes(2, splittable=splittable)
+        search = search_of(some, full_nodes(1, 9), queued(1, 1, 4))
+        search.closed.add(0)
+        assert chosen(search) == ([1], [11])
+
 
 class TestOneNode:
     @pytest.mark.parametrize(
@@ -137,6 +156,10 @@ class TestOneNode:
         # Per slot job 10 costs 4, job 11 costs 5, and job 12 costs 9.
         held = (holds(10, 0, 4.0, (0,)), holds(11, 0, 10.0, (1, 2)), holds(12, 0, 9.0, (3,)))
         assert chosen(search_of(nodes(1), held, queued(1, 1, need))) == ([0], victims)
+
+    def test_a_node_costs_what_makes_room_not_all_that_could_leave(self) -> None:
+        held = (holds(10, 0, 3.0, (0, 1)), holds(11, 0, 100.0, (2, 3)), holds(12, 1, 50.0))
+        assert chosen(search_of(nodes(2), held, queued(1, 1, 2))) == ([0], [10])
 
     def test_the_most_expensive_superfluous_victim_is_dropped(self) -> None:
         held = (holds(10, 0, 1.0, (0,)), holds(11, 0, 30.0, (1, 2, 3)))
@@ -167,6 +190,38 @@ class TestOneNode:
             [10, 11, 12],
         )
         assert found(search_of(nodes(1), held, replace(job, cpus_per_node=9))) is None
+
+    def test_free_slots_without_cpus_are_paid_for(self) -> None:
+        """Node 0 has three free slots and one CPU, node 1 is full and costs more."""
+        busy = replace(holds(10, 0, 2.0, (0,)), cpus_per_node=7)
+        held = (busy, holds(11, 1, 9.0))
+        job = queued(1, 1, 2, cpus_per_node=4)
+        assert chosen(search_of(nodes(2), held, job)) == ([0], [10])
+        enough = (replace(busy, cpus_per_node=4), held[1])
+        assert chosen(search_of(nodes(2), enough, job)) == ([0], [])
+
+    def test_where_cpus_count_the_cheapest_for_its_slots_leaves_first(self) -> None:
+        wide = replace(holds(10, 0, 6.0, (0, 1, 2)), cpus_per_node=4)
+        thin = replace(holds(11, 0, 3.0, (3,)), cpus_per_node=4)
+        job = queued(1, 1, 1, cpus_per_node=4)
+        assert chosen(search_of(nodes(1), (wide, thin), job)) == ([0], [10])
+        assert chosen(search_of(nodes(1), (replace(wide, restart_s=4.0), thin), job)) == ([0], [11])
+
+    def test_memory_must_become_free_too(self) -> None:
+        held = tuple(
+            replace(holds(num, 0, price, (slot,)), memory_per_node_bytes=size)
+            for num, price, slot, size in ((10, 1.0, 0, 40), (11, 2.0, 1, 30))
+        )
+        job = queued(1, 1, 1, memory_per_node_bytes=30)
+        assert chosen(search_of(nodes(1), held, job)) == ([0], [])
+        assert chosen(search_of(nodes(1), held, replace(job, memory_per_node_bytes=70))) == (
+            [0],
+            [10],
+        )
+        assert chosen(search_of(nodes(1), held, replace(job, memory_per_node_bytes=71))) == (
+            [0],
+            [10, 11],
+        )
 
     def test_a_closed_node_is_no_place(self) -> None:
         first, second = nodes(2)

@@ -302,3 +302,20 @@ def test_only_blocked_overdue_gangs_count_against_their_number(
 
     queue.serve(state, (stage,))
     assert seen == expected
+
+
+def test_an_overdue_gang_of_another_priority_takes_no_place_of_this_one() -> None:
+    old = {"queued_at": NOW - 9000 * US}
+    jobs = (
+        queued(1, 2, 4, 60, remaining_s=7000.0, **old),
+        queued(2, 2, 4, remaining_s=7000.0, **old),
+        one(3, remaining_s=1.0),
+    )
+    seen: list[int] = []
+
+    def stage(here: Pass, head: QueueHead) -> Verdict:
+        seen.append(head.num)
+        return Verdict.BLOCKED
+
+    queue.serve(waiting(*jobs, config=PlannerConfig(num_overdue=1)), (stage,))
+    assert seen == [1, 2, 3]
