@@ -53,7 +53,8 @@ class Members(Bench):
         if (trial.job, attempt) not in self.alive:
             found = self.rig.supervisor(trial.job, attempt=attempt)
             source = self.contract(trial.job).fork_of
-            if source is not None:
+            # Later attempts begin from the job's own checkpoint.
+            if source is not None and attempt == 1:
                 held = self.rig.store.view(lambda tx: checkpoint_pins.pinned(tx, source.job))
                 assert source.path in held
                 self.begun.append(source.path)
@@ -154,6 +155,20 @@ def test_members_that_fall_behind_are_replaced_by_forks_of_the_best(rig: Rig) ->
     assert all("by trial" in one.reason for one in replaced)
     # Members that are not replaced never leave their slots.
     assert {rig.job(one.job or 0).attempts for one in trials} == {1}
+
+
+def test_pb2_asks_the_model_for_params_of_forks(rig: Rig) -> None:
+    members = Members(rig)
+    longer = POPULATION | {"quantile": 0.5}
+    num = members.start(search={"method": "pb2", "seed": 3}, population=longer)
+    members.go_on(num)
+    trials = members.check(num)
+    forks = [one for one in trials if one.origin.parent is not None]
+    assert all(one.origin.sampler == "pb2" or "intervals" in one.origin.reason for one in forks), (
+        forks
+    )
+    assert "pb2" in {one.origin.sampler for one in forks} <= {"pb2", "random"}
+    assert all(one.origin.step for one in forks)
 
 
 class Losing(Members):

@@ -15,6 +15,8 @@ _STEPS: Final = 15
 _JITTER: Final = 1e-6
 #: Points that the kernel's parameters are fitted to; the prediction uses all.
 _MOST_FITTED: Final = 100
+#: Rates at which what was measured earlier loses its meaning, in each unit of time.
+FADING: Final = (0.01, 0.1, 0.3)
 
 
 class GaussianProcess:
@@ -26,31 +28,58 @@ class GaussianProcess:
     """
 
     def __init__(
-        self, features: Array, scores: Array, extra_noise: Array, owners: Array, running: Array
+        self,
+        features: Array,
+        scores: Array,
+        extra_noise: Array,
+        owners: Array,
+        running: Array,
+        times: Array | None = None,
     ) -> None:
         """Fit the model: `features` (n, columns), `scores` and `extra_noise` (n,).
 
         Points `running` (m, columns) count as known without their scores: the deviation shrinks there,
         the mean stays. This keeps parallel trials apart without inventing results (GP-BUCB, Desautels and
-        others 2014).
+        others 2014). With `times` (n + m,) of all these points, what was measured long before tells
+        little: covariances fade by (1 - rate) ** (difference / 2), with the rate of FADING that fits best
+        (Bogunovic and others 2016).
         """
         self._owners = owners.astype(np.int64)
         self._count = int(owners.max()) + 1 if len(owners) else 1
         self._x = features
         self._mean = float(scores.mean()) if len(scores) else 0.0
         chosen = _spread_by_score(scores, _MOST_FITTED)
-        theta = self._fit(features[chosen], scores[chosen] - self._mean, extra_noise[chosen])
+        self._times, self._rate = times, 0.0
+        data = (features[chosen], scores[chosen] - self._mean, extra_noise[chosen])
+        if times is None:
+            theta, _ = self._fit(*data, np.ones((len(chosen), len(chosen))))
+        else:
+            at = times[: len(features)]
+            fits = {rate: self._fit(*data, _faded(at[chosen], at[chosen], rate)) for rate in FADING}
+            self._rate = min(FADING, key=lambda rate: fits[rate][1])
+            theta = fits[self._rate][0]
         self._lengths = np.exp(theta[:-1])
         self._noise = math.exp(theta[-1])
-        kernel = self._kernel(features, features) + np.diag(self._noise + extra_noise + _JITTER)
+        n = len(features)
+        kernel = self._kernel(features, features) * self._fade(n, n)
+        kernel += np.diag(self._noise + extra_noise + _JITTER)
         self._weights = np.linalg.solve(kernel, scores - self._mean)
         self._known = np.concatenate([features, running])
         noise = np.concatenate([self._noise + extra_noise, np.full(len(running), self._noise)])
-        self._inverse = _inverse_factor(self._kernel(self._known, self._known) + np.diag(noise))
+        whole = self._kernel(self._known, self._known) * self._fade(len(noise), len(noise))
+        self._inverse = _inverse_factor(whole + np.diag(noise))
 
-    def predict(self, features: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation at (m, columns) features, each (m,)."""
+    def _fade(self, rows: int, columns: int) -> Array:
+        """How much of the covariance of known points is left, by the difference of their times."""
+        if self._times is None:
+            return np.ones((rows, columns))
+        return _faded(self._times[:rows], self._times[:columns], self._rate)
+
+    def predict(self, features: Array, at: float | None = None) -> tuple[Array, Array]:
+        """Mean and standard deviation at (m, columns) features, each (m,); with times, at one of them."""
         across = self._kernel(features, self._known)
+        if self._times is not None and at is not None:
+            across = across * _faded(np.array([at]), self._times, self._rate)
         mean = self._mean + across[:, : len(self._x)] @ self._weights
         seen = across @ self._inverse.T
         variance = 1.0 - np.einsum("ij,ij->i", seen, seen)
@@ -64,8 +93,8 @@ class GaussianProcess:
         kernel: Array = (1.0 + distance + distance * distance / 3.0) * np.exp(-distance)
         return kernel
 
-    def _fit(self, x: Array, y: Array, extra: Array) -> Array:
-        """The logarithms of length scales and noise at the maximum of the posterior."""
+    def _fit(self, x: Array, y: Array, extra: Array, fade: Array) -> tuple[Array, float]:
+        """The logarithms of length scales and noise at the maximum of the posterior, and its loss."""
         n = len(x)
         squares = np.zeros((self._count, n, n))
         for column, owner in enumerate(self._owners):
@@ -78,7 +107,7 @@ class GaussianProcess:
         def loss(theta: Array) -> tuple[float, Array]:
             inverse_squares = np.exp(-2.0 * theta[:-1])
             distance = _SQRT5 * np.sqrt(inverse_squares @ flat).reshape(n, n)
-            decay = np.exp(-distance)
+            decay = np.exp(-distance) * fade
             noise = math.exp(theta[-1])
             kernel = (1.0 + distance + distance * distance / 3.0) * decay
             kernel[np.diag_indices(n)] += noise + extra
@@ -96,7 +125,13 @@ class GaussianProcess:
 
         start = centre.copy()
         start[:-1] = math.log(0.5) + 0.5 * math.log(self._count)
-        return minimised(loss, start, np.full(len(start), -9.0), np.full(len(start), 5.0))
+        theta = minimised(loss, start, np.full(len(start), -9.0), np.full(len(start), 5.0))
+        return theta, loss(theta)[0]
+
+
+def _faded(one: Array, other: Array, rate: float) -> Array:
+    faded: Array = (1.0 - rate) ** (np.abs(one[:, None] - other[None, :]) / 2.0)
+    return faded
 
 
 def minimised(

@@ -1,20 +1,17 @@
-"""What a model learns from: of a study's observations, one for each trial, on one scale, not too many."""
+"""What a model learns from: a study's observations on one scale, and not too many."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final, TypeVar
 
 from phalanx.core.search.expressions import Value
+from phalanx.core.search.observations import MAX_OBSERVATIONS, NUM_BEST, NUM_NEWEST
 from phalanx.core.search.sampling import Observation, SampleRequest
 
-#: Observations that a model gets at most; Optuna's TPE takes 148 ms for 10,000, 20 ms for 1,000.
-MAX_OBSERVATIONS: Final = 1000
-_BEST: Final = 200
-_NEWEST: Final = 300
 #: Trials of other studies that a model learns from beyond the number of its own.
 _FOREIGN: Final = 10
 _NORMAL: Final = NormalDist()
@@ -40,7 +37,7 @@ def history(request: SampleRequest, limit: int = MAX_OBSERVATIONS) -> TrialHisto
     Values become normal scores by rank, so that outliers and scale do no harm. A trial that ended
     without a result counts as worse than all with one: forgotten, its region would be asked for again.
     """
-    trials = thinned(one_per_trial(request), limit)
+    trials = thinned(request.observations, limit)
     ended = [one for one in trials if not one.is_running]
     if not any(one.is_finite for one in ended):
         ended = []
@@ -60,36 +57,6 @@ def number_option(request: SampleRequest, name: str, default: float) -> float:
     return default if given is None else float(given)
 
 
-def one_per_trial(request: SampleRequest) -> list[Observation]:
-    """Of each trial the observation at the unit that the study is compared at.
-
-    That is the highest unit with at least 2 x parameters + 1 results, as in BOHB (Falkner and others
-    2018), else the lowest unit. A trial that has not come so far counts as running.
-    """
-    results: dict[int, dict[int, float]] = {}
-    last: dict[int, Observation] = {}
-    for one in request.observations:
-        earlier = last.get(one.number)
-        if earlier is None or earlier.is_finite or not one.is_finite:
-            last[one.number] = one
-        if one.is_finite and one.unit is not None:
-            results.setdefault(one.number, {})[one.unit] = one.value or 0.0
-    if not results:
-        return [last[number] for number in sorted(last)]
-    unit = _unit_to_compare(results, 2 * len(request.space.searched) + 1)
-    found = []
-    for number in sorted(last):
-        one = last[number]
-        reached = [at for at in results.get(number, ()) if at >= unit]
-        if reached and not _failed(one):
-            found.append(replace(one, value=results[number][min(reached)], unit=min(reached)))
-        elif _failed(one) or (one.is_finite and one.unit is None):
-            found.append(one)
-        else:
-            found.append(replace(one, value=None))
-    return found
-
-
 def thinned(trials: Sequence[Observation], limit: int = MAX_OBSERVATIONS) -> list[Observation]:
     """At most about `limit` trials: every running one, the best, the newest, an even sample of the rest."""
     if len(trials) <= limit:
@@ -97,8 +64,8 @@ def thinned(trials: Sequence[Observation], limit: int = MAX_OBSERVATIONS) -> lis
     running = [i for i, one in enumerate(trials) if one.is_running][-limit:]
     ended = [i for i, one in enumerate(trials) if not one.is_running]
     room = max(limit - len(running), 0)
-    kept = set(sorted(ended, key=lambda i: (_value(trials[i]), i))[: room * _BEST // limit])
-    kept.update(ended[len(ended) - room * _NEWEST // limit :])
+    kept = set(sorted(ended, key=lambda i: (_value(trials[i]), i))[: room * NUM_BEST // limit])
+    kept.update(ended[len(ended) - room * NUM_NEWEST // limit :])
     rest = [i for i in ended if i not in kept]
     kept.update(_evenly(rest, room - len(kept)))
     return [trials[i] for i in sorted(kept.union(running))]
@@ -121,17 +88,6 @@ def normal_scores(values: Sequence[float]) -> tuple[float, ...]:
             scores[at] = _NORMAL.inv_cdf((rank - 0.375) / (len(values) + 0.25))
         start = end
     return tuple(scores)
-
-
-def _unit_to_compare(results: dict[int, dict[int, float]], enough: int) -> int:
-    farthest = sorted((max(units) for units in results.values()), reverse=True)
-    if len(farthest) >= enough:
-        return farthest[enough - 1]
-    return min(min(units) for units in results.values())
-
-
-def _failed(one: Observation) -> bool:
-    return not one.is_running and not one.is_finite
 
 
 def _value(one: Observation) -> float:

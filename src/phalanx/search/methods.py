@@ -33,9 +33,14 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "bayesian": frozenset({"acquisition", "kappa", "init_points"}),
     "auto": frozenset({"acquisition", "kappa", "init_points"}),
     "pbt": frozenset(),
+    "pb2": frozenset({"kappa"}),
 }
 #: The modules that a method needs beyond the standard library; `auto` can do without Optuna.
-_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"tpe": ("optuna",), "bayesian": ("numpy",)}
+_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "tpe": ("optuna",),
+    "bayesian": ("numpy",),
+    "pb2": ("numpy",),
+}
 Proposer = Callable[[SampleRequest], Suggestion | None]
 
 
@@ -80,6 +85,10 @@ def propose_here(request: SampleRequest) -> Suggestion | None:
         from phalanx.search.tpe import suggest_tpe
 
         return suggest_tpe(request)
+    if request.method == "pb2":
+        from phalanx.search.pb2 import suggest_pb2
+
+        return suggest_pb2(request)
     if request.method == "bayesian":
         from phalanx.search.bayesian import suggest_bayesian
 
@@ -94,8 +103,8 @@ def chosen_method(request: SampleRequest) -> str:
     than 12 parameters and after 300 trials. `bayesian` is TPE after 500 trials.
     """
     method = request.method
-    if method == "pbt":  # its forks are changed by the study itself
-        return "random"
+    if method == "pbt" or (method == "pb2" and request.fork is None):
+        return "random"  # first members; forks of `pbt` are changed by the study itself
     if method not in _OPTIONS and method not in _plugins():
         raise NotSupported(_unknown(method))
     if method == "bayesian" and len(request.observations) > _GP_TRIALS and _has("optuna"):

@@ -15,13 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Set
-from dataclasses import replace
 from typing import Any, Final
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.search.draw import Cell
 from phalanx.core.search.sampling import Exhausted, SampleRequest, Suggestion
-from phalanx.search.history import one_per_trial, thinned
 from phalanx.search.methods import suggest, unseen
 
 #: Longest line that is sent or read; 1,000 trials with 200 parameters are about 5 MB.
@@ -63,8 +61,7 @@ class SamplerWorker:
         deadline = time.monotonic() + timeout_s
 
         def ask(one: SampleRequest) -> Suggestion | None:
-            trials = tuple(thinned(one_per_trial(one)))
-            return self._ask(replace(one, observations=trials), deadline)
+            return self._ask(one, deadline)
 
         try:
             return suggest(request, ask, seen)

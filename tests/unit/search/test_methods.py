@@ -13,7 +13,7 @@ from phalanx.core.search.space import ChoiceParameter, FloatParameter, IntParame
 from phalanx.errors import NotSupported
 from phalanx.search import methods
 from phalanx.search.gaussian_process import GaussianProcess
-from phalanx.search.history import history, normal_scores, one_per_trial, thinned
+from phalanx.search.history import history, normal_scores, thinned
 from phalanx.testing.search_methods import CONDITIONAL, PLAIN, trials
 
 pytestmark = pytest.mark.unit
@@ -144,22 +144,10 @@ def test_models_get_at_most_a_thousand_trials():
     assert thinned(kept) == kept
 
 
-def test_trials_are_compared_at_the_highest_unit_with_enough_results():
-    space = Space({"x": FloatParameter(0, 1)})  # 3 results are enough
-    rungs = [(0, 1, 5.0), (0, 3, 4.0), (0, 9, 3.0), (1, 1, 6.0), (1, 3, 5.0), (2, 1, 7.0)]
-    rungs += [(2, 3, 1.0), (3, 1, 9.0)]
-    known = tuple(Observation(n, {"x": 0.5}, value, unit) for n, unit, value in rungs)
-    compared = one_per_trial(SampleRequest(space, observations=known))
-    assert [(one.number, one.unit, one.value) for one in compared[:3]] == [
-        (0, 3, 4.0),
-        (1, 3, 5.0),
-        (2, 3, 1.0),
-    ]
-    assert compared[3].is_running
-    failed = (*known, Observation(3, {"x": 0.5}, float("nan"), 1))
-    assert history(SampleRequest(space, observations=failed)).scores[3] > 0
-    few = one_per_trial(SampleRequest(space, observations=known[:4]))
-    assert [one.unit for one in few] == [1, 1]
+def test_a_trial_that_ended_without_a_value_counts_as_worse_than_all_others():
+    known = (Observation(0, {"x": 0.5}, 4.0), Observation(1, {"x": 0.5}, float("nan")))
+    scores = history(SampleRequest(LINE, observations=known)).scores
+    assert scores[1] > 0 > scores[0]
 
 
 def test_running_trials_keep_others_away():

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from phalanx.core.search.model import Rung, Study, Trial, TrialStatus
-from phalanx.core.search.sampling import Observation, SampleRequest
+from phalanx.core.search.sampling import ForkBasis, Observation, SampleRequest
 
 MAX_OBSERVATIONS = 1000
 NUM_BEST, NUM_NEWEST = 200, 300
@@ -22,13 +22,18 @@ _S = TrialStatus
 
 def sample_request(study: Study, trial: int) -> SampleRequest:
     """The request for the params of one trial. Trials asked for later are not told."""
-    told = tuple(one for one in observations(study) if one.number < trial)
-    return replace(bare_request(study, trial), observations=told)
+    bare = bare_request(study, trial)
+    known = observations(study) if bare.fork is None else changes(study)
+    return replace(bare, observations=tuple(one for one in known if one.number < trial))
 
 
 def bare_request(study: Study, trial: int) -> SampleRequest:
     """The request for the params of one trial, without the trials so far."""
-    policy = study.policy
+    policy, fork = study.policy, None
+    # A request for a trial that is not there yet is one for no fork.
+    origin = study.trials[trial].origin if trial < len(study.trials) else None
+    if origin is not None and origin.parent is not None:
+        fork = ForkBasis(dict(study.trials[origin.parent].params), origin.step or 0)
     return SampleRequest(
         space=policy.space,
         method=policy.method,
@@ -36,8 +41,35 @@ def bare_request(study: Study, trial: int) -> SampleRequest:
         seed=policy.seed,
         trial=trial,
         prior=policy.prior,
-        duplicates=policy.duplicates,
+        duplicates=policy.duplicates if fork is None else "allow",
+        fork=fork,
     )
+
+
+def changes(study: Study) -> tuple[Observation, ...]:
+    """How the objective of a population's members has changed for each unit, one for each interval.
+
+    The first interval of a fork begins with its parent's result. An interval in which a member diverged or
+    failed has an infinite value; one that is not over has none.
+    """
+    found: list[Observation] = []
+    for trial in study.trials:
+        if not trial.params or trial.is_final:
+            continue
+        before = None
+        if trial.origin.parent is not None:
+            parent = study.trials[trial.origin.parent]
+            before = next((one for one in parent.results if one.unit == trial.origin.step), None)
+        for result in trial.results:
+            if before is not None:
+                change = study.policy.objective.oriented(result.value - before.value)
+                each = change / max(result.unit - before.unit, 1)
+                found.append(Observation(trial.number, dict(trial.params), each, result.unit))
+            before = result
+        if not trial.at_rung and (not trial.is_over or trial.status in (_S.FAILED, _S.DIVERGED)):
+            value = math.inf if trial.is_over else None
+            found.append(Observation(trial.number, dict(trial.params), value, trial.until))
+    return tuple(found[-MAX_OBSERVATIONS:])
 
 
 def observations(study: Study) -> tuple[Observation, ...]:

@@ -14,8 +14,9 @@ class Observation:
     """A trial as samplers know it, at one unit of training.
 
     `value` is oriented: lower is better. None means that the trial has no result yet and may get one;
-    a value that is not finite, that it ended without one (failed, diverged or rejected). A trial with
-    results at several rungs has an observation for each.
+    a value that is not finite, that it ended without one (failed, diverged or rejected). A trial has one
+    observation, at the rung that the study learns from; for the fork of a population, where `value` is the
+    change for each unit of training, one for each interval.
     """
 
     number: int
@@ -36,9 +37,18 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkBasis:
+    """What a fork is made of: the params of its parent, and the unit that it begins at."""
+
+    params: dict[str, Value]
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
 class SampleRequest:
     """Everything that a suggestion depends on; equal requests get equal suggestions."""
 
+    #: the space that params are taken from
     space: Space
     #: the method's name: `random`, `grid`, `qmc`, `tpe`, `bayesian`, `auto`, or that of a plugin
     method: str = "auto"
@@ -54,6 +64,8 @@ class SampleRequest:
     prior: tuple[tuple[Observation, ...], ...] = ()
     #: whether a suggestion may repeat an earlier trial: `never` or `allow`
     duplicates: str = "never"
+    #: for the fork of a population: what it is made of; the observations are changes then
+    fork: ForkBasis | None = None
 
     def known_cells(self) -> set[tuple[tuple[str, bool, Value], ...]]:
         """The params of all trials so far, whatever became of them."""

@@ -32,13 +32,13 @@ METHODS = ("auto", "grid", "random", "qmc", "tpe", "bayesian", "pbt", "pb2")
 POPULATION_METHODS = ("pbt", "pb2")
 PLUGINS = "phalanx.search_methods"
 """The group of entry points of methods in other packages."""
-_MODELS = ("auto", "tpe", "bayesian", "pb2")
+_MODELS = ("auto", "tpe", "bayesian")
 # Methods that have each option of `search`.
 _OPTIONS = {
     "init_points": _MODELS,
     "acquisition": ("auto", "bayesian"),
     "kappa": ("auto", "bayesian", "pb2"),
-    "warm_start": ("auto", "tpe", "bayesian"),
+    "warm_start": _MODELS,
 }
 # Keys of a job spec that would make something else than one job for each trial.
 _NOT_IN_TRIALS = ("array", "schedule", "depends_on", "search", "kind")

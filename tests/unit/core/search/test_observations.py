@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from phalanx.core.search.index import restore
 from phalanx.core.search.model import (
     Objective,
     Origin,
+    PopulationPolicy,
     RungPolicy,
     Study,
     StudyFacts,
@@ -20,10 +22,12 @@ from phalanx.core.search.model import (
 )
 from phalanx.core.search.observations import (
     MAX_OBSERVATIONS,
+    changes,
     learning_rung,
     observations,
     sample_request,
 )
+from phalanx.core.search.sampling import ForkBasis
 from phalanx.core.search.space import FloatParameter, Space
 
 pytestmark = pytest.mark.unit
@@ -47,6 +51,31 @@ def trial(number: int, status: TrialStatus, *values: float) -> Trial:
 
 def study(trials: list[Trial], **settings: object) -> Study:
     return restore(1, StudyPolicy(SPACE, **settings), StudyFacts(0), trials)  # type: ignore[arg-type]
+
+
+def test_changes_of_a_population_begin_at_the_parents_checkpoint() -> None:
+    population = PopulationPolicy(4, 2, 8, explore="pb2")
+    parent = replace(
+        trial(0, S.RUNNING),
+        results=(TrialResult(2, 5.0, "c2", 5.0), TrialResult(4, 3.0, "c4", 3.0)),
+        rung=2,
+        until=6,
+    )
+    fork = replace(
+        trial(1, S.RUNNING),
+        origin=Origin("pb2", parent=0, step=4),
+        results=(TrialResult(6, 7.0, "c6", 7.0),),
+        first_rung=2,
+        rung=3,
+        until=8,
+    )
+    lost = replace(trial(2, S.DIVERGED), rung=1, until=4)
+    asked = replace(trial(3, S.ASKED), params={}, origin=Origin("fork", parent=1, step=6))
+    there = study([parent, fork, lost, asked], population=population, method="pb2")
+    found = [(one.number, one.value, one.unit) for one in changes(there)]
+    assert found == [(0, -1.0, 4), (0, None, 6), (1, 2.0, 6), (1, None, 8), (2, math.inf, 4)]
+    request = sample_request(there, 3)
+    assert request.fork == ForkBasis(fork.params, 6) and request.duplicates == "allow"
 
 
 def test_a_failed_or_diverged_trial_is_the_worst_with_a_margin() -> None:
