@@ -643,3 +643,48 @@ def test_the_expected_end_and_what_stopping_saved(bench: Bench) -> None:
     units = sum(one.unit or 0 for one in bench.trials(num))
     saved = sum(3 - (one.unit or 0) for one in ended) * used_s / units / 3600
     assert saved > 0 and view.cost.saved_slot_hours == pytest.approx(saved, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "status", "reason"),
+    [
+        (
+            {"loss": 0.5, "acc": 0.1},
+            "failed",
+            "no_metric: it never reported val_loss, only acc, loss",
+        ),
+        ({}, "failed", "no_metric: it never reported val_loss"),
+        ({"val_loss": float("nan")}, "diverged", "not_finite: val_loss is not finite at unit 1"),
+    ],
+)
+def test_a_trial_without_a_usable_objective_says_so(
+    bench: Bench, metrics: dict[str, float], status: str, reason: str
+) -> None:
+    num = bench.submit(trials={"max": 6, "parallel": 1})
+    bench.loops()
+    bench.rig.turn(1.0)
+    (trial,) = bench.running(num)
+    supervisor = bench.rig.supervisor(trial.job or 0, attempt=1)
+    supervisor.ready()
+    supervisor.started()
+    if metrics:
+        supervisor.sync(
+            wire.TrialReport(
+                seq=supervisor.next_seq(),
+                generation=0,
+                unit=1,
+                value=metrics.get("val_loss"),
+                metrics=metrics,
+                checkpoint="",
+                final=False,
+                at=supervisor.now(),
+            )
+        )
+    bench.loops()
+    supervisor.ended(0, "succeeded", step=1)
+    supervisor.leave()
+    bench.rig.turn(1.0)
+    bench.loops()
+    first = bench.trials(num)[0]
+    assert (first.status, first.reason) == (status, reason)
+    assert bench.view(num).best is None

@@ -24,6 +24,7 @@ from phalanx.store.studies.trial_reports import TrialReportRow
 BY_STUDY = "by the study"
 """How the reason of a stop begins that a study asked for."""
 _US = 1_000_000
+_MOST_NAMES = 10
 # Reasons of a failed job that say nothing about the trial's params or its code.
 _INFRASTRUCTURE = frozenset(
     {
@@ -111,7 +112,20 @@ def _changes(
     started = [e.TrialStarted(number)] if _started_unseen(trial, job) else []
     slot_s, usd = used(work.tx, stored, prices)
     outcome, reason = outcome_of(job)
+    if outcome is e.TrialOutcome.SUCCEEDED and trial.last is None:
+        reason = _without_objective(work, stored)
     return [*started, e.TrialEnded(number, outcome, reason, slot_s, usd)]
+
+
+def _without_objective(work: StudyWork, stored: StoredJob) -> str:
+    """What a job reported instead of the objective; empty if it reported that after all, or nothing."""
+    reports = trial_reports.of_jobs(work.tx, [stored.job.num])
+    study = stored.facts.study
+    names = sorted({name for one in reports for name in one.metrics})[:_MOST_NAMES]
+    if study is None or not names or any(one.value is not None for one in reports):
+        return ""
+    metric = work.study(study).policy.objective.metric
+    return f"it never reported {metric}, only {', '.join(names)}"
 
 
 def _started_unseen(trial: Trial, job: Job) -> bool:
