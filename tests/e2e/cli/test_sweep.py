@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,9 @@ def trials_of(home: Home) -> list[dict[str, object]]:
 
 
 def test_a_sweep_is_followed_to_its_end_and_shown_by_its_verbs(home: Home):
+    git = ["git", "-C", str(home.root), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
     code, out, err = home.run("sweep", study_file(home, [1, 2], [0]))
     assert code == 0, (out, err)
     found = trials_of(home)
@@ -66,7 +70,8 @@ def test_a_sweep_is_followed_to_its_end_and_shown_by_its_verbs(home: Home):
     ]
     best = json.loads(home.run("sweep", "best", "s-1", "--json")[1])
     assert best["params"] == {"x": 2, "y": 0}
-    assert len(json.loads(home.run("ps", "--all", "--json")[1])) == 2
+    jobs = json.loads(home.run("ps", "--all", "--json")[1])
+    assert len(jobs) == 2 and all(one["labels"].get("git-commit") for one in jobs)
 
 
 PRINTING = """

@@ -378,16 +378,21 @@ def _stay(session: Session, client: PhalanxClient, job: JobView, then: str) -> N
 
 def _with_commit(spec: JobSpec, root: Path) -> JobSpec:
     """The spec with the Git commit of the work directory as a label, if there is one."""
-    if "git-commit" in spec.labels or not any(
-        (folder / ".git").exists() for folder in (root.absolute(), *root.absolute().parents)
-    ):
+    commit = "" if "git-commit" in spec.labels else commit_of(root)
+    if not commit:
         return spec
-    found = _git(root, "rev-parse", "--short=12", "HEAD")
-    if not found:
-        return spec
-    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
-    commit = found + ("-dirty" if changed else "")
     return spec.model_copy(update={"labels": {**spec.labels, "git-commit": commit}})
+
+
+def commit_of(root: Path) -> str:
+    """The Git commit of a folder, with `-dirty` if files differ from it; empty without a repository."""
+    folders = (root.absolute(), *root.absolute().parents)
+    found = any((folder / ".git").exists() for folder in folders)
+    commit = _git(root, "rev-parse", "--short=12", "HEAD") if found else ""
+    if not commit:
+        return ""
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return commit + ("-dirty" if changed else "")
 
 
 def _git(root: Path, *words: str) -> str:

@@ -83,8 +83,9 @@ def start(
     found = load_study(path)
     for line in found.translation.lines if found.translation else ():
         note(line)
-    request = SubmitStudyRequest(spec=resolved_study(found.spec), owner=session.invocation.owner())
     root = _workdir(path, found.spec)
+    spec = _with_commit(found.spec, root)
+    request = SubmitStudyRequest(spec=resolved_study(spec), owner=session.invocation.owner())
     session.begin()
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder, session.client() as client:
         if dry_run:
@@ -92,7 +93,8 @@ def start(
             return
         if found.spec.search.warm_start:
             _note_earlier(client.studies.check(request))
-        code = _upload(session, client, root, Path(folder) / "code.tar")
+        archive = Path(folder) / "code.tar"
+        code = None if spec.job is None else _upload(session, client, root, archive)
         study = client.studies.submit(request.model_copy(update={"code": code})).study
         if detach:
             output.as_json(study) if json else print(study.label)
@@ -101,6 +103,18 @@ def start(
         if json:
             output.as_json(ended)
     raise typer.Exit(code_of(ended))
+
+
+def _with_commit(spec: StudySpec, root: Path) -> StudySpec:
+    """The study with the Git commit of its work directory as a label of its trials, if there is one."""
+    from phalanx.cli.verbs.submit import commit_of
+
+    labels = (spec.job or {}).get("labels", {})
+    if spec.job is None or not isinstance(labels, dict) or "git-commit" in labels:
+        return spec
+    commit = commit_of(root)
+    more = {"labels": {**labels, "git-commit": commit}} if commit else {}
+    return spec.model_copy(update={"job": {**spec.job, **more}})
 
 
 def _workdir(path: Path, spec: StudySpec) -> Path:
