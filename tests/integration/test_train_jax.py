@@ -2,12 +2,20 @@
 
 import shutil
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from phalanx import checkpoint
-from phalanx.errors import PermissionDenied, RestoreMismatch, SpecInvalid, TrainingError, UserError
+from phalanx.errors import (
+    ParamsRejected,
+    PermissionDenied,
+    RestoreMismatch,
+    SpecInvalid,
+    TrainingError,
+    UserError,
+)
 
 jax = pytest.importorskip("jax", reason="needs JAX: make test-extras installs it")
 
@@ -81,6 +89,22 @@ def test_a_tree_of_another_form_is_refused_by_name(tmp_path):
     ):
         with pytest.raises(RestoreMismatch, match=why):
             begun(tmp_path).restore(other)
+
+
+def test_a_trial_reports_and_has_its_params(tmp_path, monkeypatch):
+    settings = {"STUDY": "1", "PARAMS": '{"lr": 0.5}', "TRIAL_UNIT": "step", "TRIAL_UNTIL": "1"}
+    for name, value in {**settings, "TRIAL_OBJECTIVE": "loss"}.items():
+        monkeypatch.setenv(f"PHALANX_{name}", value)
+    run = begun(tmp_path)
+    found = []
+    monkeypatch.setattr(run._trial, "_report", SimpleNamespace(write=found.append))
+    for step in run.steps(2):
+        run.report(loss=jax.numpy.float32(run.params.lr + step))
+        run.commit(tree(step + 1))
+    # It cannot pause, so no report waits for a checkpoint.
+    assert [(one.unit, one.value, one.final) for one in found] == [(1, 0.5, False), (2, 1.5, False)]
+    with pytest.raises(ParamsRejected, match="too small"):
+        run.reject("too small")
 
 
 def test_mistakes_are_said(tmp_path, monkeypatch):

@@ -144,9 +144,7 @@ def assemble(components: RunComponents) -> Run:
     """Build the step engine and the run around it: the only wiring. Collective."""
     info, options, report = components.info, components.options, components.report
     channel, saver = components.connection.channel, components.saver
-    progress, journal, timing = Progress(), Journal(report), CurrentTiming(NoTiming())
-    if info.report_file is not None:
-        timing.replace(step_timing(info, report, components.device))
+    progress, journal, timing = Progress(), Journal(report), _timing(components)
     share_scale, loss_scale = GradientScale(), precision.scale_for(options.precision)
     strategy = strategy_choice.strategy_for(
         options, components.layout, info, channel=channel, report=report, on_choice=saver.share_as
@@ -201,6 +199,14 @@ def assemble(components: RunComponents) -> Run:
     gate = RungGate(components, parts, engine)
     preparation = RunPreparation(components, parts, engine, resumption)
     return Run(components, parts, engine, preparation, gate)
+
+
+def _timing(components: RunComponents) -> CurrentTiming:
+    """Return the measurement of steps; a run that nothing launched has none."""
+    info, timing = components.info, CurrentTiming(NoTiming())
+    if info.report_file is not None:
+        timing.replace(step_timing(info, components.report, components.device))
+    return timing
 
 
 def _compressors(

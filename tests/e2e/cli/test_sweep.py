@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +24,8 @@ SCRIPT = """
 import phalanx.train as pt
 
 run = pt.init()
+if run.params["x"] == 9:
+    run.reject("nine is too much")
 for epoch in range(2):
     run.report(epoch=epoch, val_loss=(run.params["x"] - 2) ** 2 + run.params["y"] + 1 - epoch)
 """
@@ -62,16 +66,21 @@ def test_a_sweep_is_followed_to_its_end_and_shown_by_its_verbs(home: Home):
     git = ["git", "-C", str(home.root), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
         subprocess.run([*git, *words], check=True)
-    code, out, err = home.run("sweep", study_file(home, [1, 2], [0]))
+    code, out, err = home.run("sweep", study_file(home, [1, 2, 9], [0]))
     assert code == 0, (out, err)
-    found = trials_of(home)
+    # A rejected trial is not counted, so one more was asked for, and the grid has no more params.
+    found = [one for one in trials_of(home) if one["params"]]
+    (rejected,) = [one for one in found if one["params"]["x"] == 9]
+    assert (rejected["status"], rejected["value"]) == ("rejected", None)
+    assert "nine is too much" in str(rejected["reason"])
+    found.remove(rejected)
     assert sorted((one["params"]["x"], one["value"], one["status"]) for one in found) == [
         *((1, 1.0, "completed"), (2, 0.0, "completed"))
     ]
     best = json.loads(home.run("sweep", "best", "s-1", "--json")[1])
     assert best["params"] == {"x": 2, "y": 0}
     jobs = json.loads(home.run("ps", "--all", "--json")[1])
-    assert len(jobs) == 2 and all(one["labels"].get("git-commit") for one in jobs)
+    assert len(jobs) == 3 and all(one["labels"].get("git-commit") for one in jobs)
 
 
 PRINTING = """
@@ -228,6 +237,49 @@ def test_the_survivor_gets_more_slots_and_is_trained_again_with_other_seeds(home
     begun = {epochs(one["job"])[0][2] for one in [*finals, best]}
     assert len(finals) == 2 and len(begun) == 3
     assert all(len(epochs(one["job"])) == 3 for one in finals)
+
+
+KILLED = """
+import os, signal, time
+from pathlib import Path
+import phalanx.train as pt
+
+run = pt.init()
+mark = Path(os.environ["MARKS"], str(run.params["x"]))
+for epoch in range(3):
+    run.report(epoch=epoch, val_loss=run.params["x"] - epoch)
+    if epoch == 1 and not mark.exists():
+        mark.touch()
+        signal.pause()  # until the test kills the supervisor
+"""
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("stored", [False, True], ids=["before-its-answer", "after-its-answer"])
+def test_a_report_counts_once_if_the_supervisor_is_killed_around_it(home: Home, stored: bool):
+    name = study_file(home, [5], [0])
+    (home.root / "trial.py").write_text(KILLED)
+    text = yaml.safe_load((home.root / name).read_text())
+    text["job"] |= {"env": {"MARKS": str(home.root)}, "warm": False}
+    (home.root / name).write_text(yaml.safe_dump(text))
+    code, _, err = home.run("sweep", name, "-d")
+    assert code == 0, err
+    if stored:
+        wait_until(lambda: trials_of(home)[0]["unit"] == 2, "the report of the second epoch")
+    else:
+        wait_until((home.root / "5").exists, "the second report in the rank's file")
+    record = json.loads(next(home.path.glob("jobs/j-1/a*/n0/supervisor.json")).read_text())
+    os.kill(record["supervisor"]["pid"], signal.SIGKILL)
+    wait_until(lambda: trials_of(home)[0]["status"] == "completed", "the end of the trial")
+    (trial,) = trials_of(home)
+    # Each unit was reported by both lives of the trial; only the first report of each counts.
+    assert (trial["unit"], trial["value"], trial["job"]) == (3, 3.0, 1)
+    (database,) = (home.path / "db").glob("*.sqlite")
+    with contextlib.closing(sqlite3.connect(database)) as reader:
+        rows = reader.execute("SELECT unit, value FROM trial_reports ORDER BY unit").fetchall()
+        (attempts,) = reader.execute("SELECT MAX(attempt) FROM events").fetchone()
+    assert [unit for unit, _ in rows] == [1, 2, 3]
+    assert attempts == 2
 
 
 @pytest.mark.extras

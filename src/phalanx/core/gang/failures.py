@@ -58,7 +58,8 @@ _MAX_TRACEBACK = 16_000
 _MAX_MESSAGE = 2_000
 _HEAD = "Traceback (most recent call last):"
 _LAST = re.compile(
-    r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Iteration))(?:: (.*))?$"
+    r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Iteration)|phalanx\.errors\.\w+)"
+    r"(?:: (.*))?$"
 )
 _LINE = re.compile(r'^  File ".*", line \d+')
 _CANNOT_OPEN = re.compile(r"can't open file '.*': \[Errno \d+\] .*")

@@ -65,7 +65,7 @@ def study_problems(spec: StudySpec) -> list[Problem]:
         *_rungs(spec),
         *_population(spec),
         *_outside(spec),
-        *_printed(spec),
+        *_unable_to_pause(spec),
         *_job(spec),
     ]
 
@@ -85,19 +85,24 @@ def _patterns(spec: StudySpec) -> list[LinePattern]:
     return found
 
 
-def _printed(spec: StudySpec) -> Iterator[Problem]:
-    """What trials cannot do if they print their objective: nothing tells them where to save and pause."""
-    if not prints_objective(spec):
+def _unable_to_pause(spec: StudySpec) -> Iterator[Problem]:
+    """What trials cannot do that do not save and pause at a rung: those that print, and those of JAX."""
+    printed = prints_objective(spec)
+    if printed:
+        why = "trials that print their objective cannot pause; call `run.report` instead"
+    elif (spec.job or {}).get("framework") == "jax":
+        why = "trials of JAX cannot pause at a rung"
+    else:
         return
-    why = "trials that print their objective cannot pause; call `run.report` instead"
     if spec.population is not None:
         yield Problem("population", why)
     if spec.rungs is None:
         return
     if spec.rungs.rule in _HALVING and spec.rungs.type == "promotion":
-        yield Problem("rungs.type", f"{why}, or write `type: stop`", spec.rungs.type)
+        said = f"{why}, or write `type: stop`" if printed else f"{why}; write `type: stop`"
+        yield Problem("rungs.type", said, spec.rungs.type)
     unit = spec.rungs.unit
-    if unit != "step" and not names_metric(_patterns(spec), unit):
+    if printed and unit != "step" and not names_metric(_patterns(spec), unit):
         yield Problem("job.metrics", f"names no {{{unit}}}, which `rungs.unit` counts")
 
 

@@ -8,11 +8,11 @@ script is what the parameters changed, and is applied after the restore.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+if TYPE_CHECKING:  # scripts of JAX have no torch
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
 Options = list[list[dict[str, Any]]]
 
@@ -100,7 +100,7 @@ def _set_rates(
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:
-    if isinstance(group["lr"], Tensor):
+    if hasattr(group["lr"], "fill_"):  # a tensor, which a compiled step reads
         group["lr"].fill_(rate)
     else:
         group["lr"] = rate
@@ -108,6 +108,8 @@ def _set_rate(group: dict[str, Any], rate: float) -> None:
 
 def _closed_form(scheduler: LRScheduler) -> list[Any] | None:
     """The rates of a schedule from its base rates alone; None for one that goes step by step."""
+    from torch.optim.lr_scheduler import LambdaLR
+
     if isinstance(scheduler, LambdaLR):
         pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
         return [base * factor(scheduler.last_epoch) for base, factor in pairs]

@@ -10,13 +10,12 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from phalanx.core.contract.records import PhaseRecord, ReportRecord, WarningRecord
 from phalanx.core.contract.trial import TARGET_SUFFIX
 from phalanx.kit.clock import Clock
 from phalanx.train.gang.context import RankInfo
-from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report, plain
 from phalanx.train.gang.stopping import StopSignal
 from phalanx.train.trial.forking import OptimizerOptions
@@ -27,20 +26,31 @@ _WORD_S = 5.0
 _LEAVE, _WAIT = "leave", "wait"
 
 
+class Broadcaster(Protocol):
+    """The collective that a trial needs at its target."""
+
+    def broadcast(self, text: str) -> str:
+        """Return rank 0's text."""
+        ...
+
+
 class TrialReporter:
     """The trial that this run is; in a job that is no trial it does nothing."""
 
     def __init__(
         self,
         info: RankInfo,
-        channel: ControlChannel,
+        channel: Broadcaster,
         report: Report,
         stop: StopSignal,
         clock: Clock,
+        *,
+        pauses: bool = True,
     ) -> None:
+        """`pauses`: the run can save at its target and leave; else each report is written at once."""
         self.contract = info.trial
         self.options = OptimizerOptions(info.trial.params)
-        self.target: int | None = info.trial.until
+        self.target: int | None = info.trial.until if pauses else None
         """Units after which the trial pauses, the same on all ranks; None: it runs to its end."""
         self.saved_step = -1
         """The step that was saved at the target."""

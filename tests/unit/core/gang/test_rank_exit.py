@@ -97,3 +97,12 @@ def test_a_broken_error_file_is_passed_over(text):
     assert from_error_file(text) is None
     found = rank_exit(0, 1, 17, text, TRACE.encode())
     assert found.exception == "DistBackendError"
+
+
+@pytest.mark.parametrize("name", ["ParamsRejected", "Diverged", "CheckpointMissing"])
+def test_our_own_exceptions_are_known_by_what_is_printed_alone(name):
+    text = (
+        f'Traceback (most recent call last):\n  File "t.py", line 3\nphalanx.errors.{name}: why\n'
+    )
+    found = rank_exit(0, 1, 0, None, text.encode())
+    assert (found.exception, found.message) == (name, "why")

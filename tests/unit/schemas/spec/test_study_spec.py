@@ -199,6 +199,10 @@ def test_a_job_that_is_nested_too_deep_is_refused():
             },
             "population: trials that print their objective cannot pause",
         ),
+        (
+            {"rungs": {"max": 9}, "job": {"run": "x", "framework": "jax"}},
+            "rungs.type: trials of JAX cannot pause at a rung; write `type: stop`",
+        ),
         ({"job": {"run": "true", "rnu": 1}}, "job.rnu: unknown key; did you mean run?"),
         ({"job": {"run": "true", "image": "x"}}, "job.image: not yet supported"),
         ({"job": {"run": "true", "array": "0-9"}}, "job.array: is not possible in the job"),

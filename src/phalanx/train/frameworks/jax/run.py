@@ -26,6 +26,8 @@ from phalanx.train.gang.report import Journal, Report, report_to
 from phalanx.train.gang.stopping import StopSignal
 from phalanx.train.state.storage import storage_for
 from phalanx.train.step.save_schedule import SaveSchedule
+from phalanx.train.trial.methods import TrialMethods
+from phalanx.train.trial.reporting import TrialReporter
 
 # The interval between agreements to stop and to save: with a collective in every step, the host
 # would wait for the device each time.
@@ -78,7 +80,7 @@ def _ramp(info: RankInfo, options: Mapping[str, Any]) -> Ramp:
     return Ramp(1.0, world_factor(scale, info.reference_world), 0, steps)
 
 
-class JaxRun:
+class JaxRun(TrialMethods):
     """One process's view of a training run. Made by `phalanx.train.frameworks.jax.init`."""
 
     def __init__(
@@ -97,6 +99,9 @@ class JaxRun:
         self._info, self._processes, self._saver = info, processes, saver
         self._report, self._clock, self._stop = report, clock, stop
         self._journal = Journal(report)
+        channel = ProcessChannel(processes)
+        self._trial = TrialReporter(info, channel, report, stop, clock, pauses=False)
+        self._progress_step = lambda: self.step + 1
         self._stopping = self._closed = False
         self._tree: Any = None
         self._agree_at = 1
