@@ -1,8 +1,8 @@
 """The process that runs models, and its client: JSON lines over pipes, one request at a time.
 
 The child (`python -m phalanx.search`) knows nothing but what it is asked. It ends when its standard
-input closes, so it does not outlive its parent. When it dies, another is asked once more. When that dies
-too, or one takes too long, the answer is a random suggestion with the reason.
+input closes, so it does not outlive its parent. When it dies, another is asked. When five die, or one takes
+too long, the answer is a random suggestion with the reason.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from phalanx.search.methods import suggest, unseen
 #: Longest line that is sent or read; 1,000 trials with 200 parameters are about 5 MB.
 MAX_BYTES: Final = 32 * 1024 * 1024
 DEFAULT_TIMEOUT_S: Final = 30.0
+#: Processes that may die during one request: one that its input kills must not be started for ever.
+_MOST_DEATHS: Final = 5
 # One thread, so that sums are added in one order.
 _ENVIRONMENT: Final = {
     name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -83,11 +85,14 @@ class SamplerWorker:
         if len(line) > MAX_BYTES:
             raise _WorkerFailed(f"the request has {len(line)} bytes, at most {MAX_BYTES} are sent")
         with self._lock:
-            try:
-                answer = self._exchange(line, deadline)
-            except _Died:
-                # A process killed from outside must change no suggestion: another gives the same.
-                answer = self._exchange(line, deadline)
+            for left in reversed(range(_MOST_DEATHS)):
+                try:
+                    answer = self._exchange(line, deadline)
+                    break
+                except _Died:
+                    # A process killed from outside must change no suggestion: another gives the same.
+                    if left == 0:
+                        raise
         if "error" in answer:
             raise _WorkerFailed(str(answer["error"])[:500])
         found = answer.get("suggestion")

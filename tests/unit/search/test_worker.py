@@ -56,6 +56,21 @@ def test_a_death_in_mid_answer_gives_a_random_suggestion_with_a_reason(tmp_path)
     assert worker.pid is None
 
 
+def test_three_deaths_during_one_request_change_no_suggestion(tmp_path):
+    deaths = tmp_path / "deaths"
+    worker = program(
+        tmp_path,
+        "import os, runpy, signal\nfrom pathlib import Path\n"
+        f"deaths = Path({str(deaths)!r})\n"
+        "if not deaths.exists() or len(deaths.read_bytes()) < 3:\n"
+        "    deaths.open('ab').write(b'x')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "runpy.run_module('phalanx.search', run_name='__main__')\n",
+    )
+    assert worker.suggest(REQUEST) == suggest(REQUEST)
+    assert len(deaths.read_bytes()) == 3
+    worker.close()
+
+
 def test_a_process_that_hangs_is_killed(tmp_path):
     worker = program(tmp_path, "import time\ntime.sleep(600)\n")
     made = worker.suggest(REQUEST, timeout_s=0.5)
