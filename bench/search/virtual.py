@@ -64,6 +64,7 @@ class _Supervisor:
     generation: int = -1
     unit: int = 0
     until: int | None = None
+    began_at: int = 0  # of the ranks, which never wait for the control plane
     beat: wire.Heartbeat = field(default_factory=wire.Heartbeat)
     seen: str = ""
 
@@ -264,44 +265,52 @@ class VirtualPlane:
                 seq=self._seq(ref), generation=mine.generation, pids=[1], warm=True
             )
             self._sync(ref, started)
+            mine.began_at = self.clock.now()
             self._in(mine.course.unit_s, lambda: self._unit(ref))
         else:
             # What a long poll would wait for: another node of the gang, or a decision.
             self._in(0.02, lambda: self._follow(ref, self._sync(ref)))
 
     def _unit(self, ref: SupervisorRef) -> None:
-        """One result; the last one goes with the end."""
+        """The results that are there by now, in one call; the last one goes with the end."""
         mine = self._supervisors.get(ref)
         if mine is None:
             return
-        mine.unit += 1
-        leads = mine.assignment.node_rank == 0
-        at_target = mine.until is not None and mine.unit >= mine.until
-        over = mine.unit >= mine.course.results
-        value = mine.course.loss(mine.unit)
-        reports: list[wire.Report] = []
-        trial = mine.assignment.gang.trial
-        if leads and trial is not None:
-            reports.append(
-                wire.TrialReport(
-                    seq=self._seq(ref),
-                    generation=mine.generation,
-                    unit=mine.unit,
-                    value=value,
-                    metrics={trial.objective: value},
-                    checkpoint=f"/c/{ref.job}/{mine.unit}" if at_target else "",
-                    final=at_target,
-                    at=self.clock.now(),
-                )
-            )
-        if over or at_target:
+        last = mine.course.results if mine.until is None else min(mine.until, mine.course.results)
+        passed_s = (self.clock.now() - mine.began_at) / _US
+        by_now = max(mine.unit + 1, int(passed_s / mine.course.unit_s + 1e-6))
+        reports = []
+        while mine.unit < min(by_now, last):
+            mine.unit += 1
+            reports += self._result(ref, mine)
+        if mine.unit >= last:
+            over = mine.unit >= mine.course.results
             self._leave(ref, "succeeded" if over else "at_target", reports)
             return
         orders = self._sync(ref, *reports)
         if orders is not None and orders.action is not Action.RUN:
             self._leave(ref, "stopped")
         else:
-            self._in(mine.course.unit_s, lambda: self._unit(ref))
+            at = mine.began_at + round((mine.unit + 1) * mine.course.unit_s * _US)
+            self._later(at, lambda: self._unit(ref))
+
+    def _result(self, ref: SupervisorRef, mine: _Supervisor) -> list[wire.Report]:
+        trial = mine.assignment.gang.trial
+        if mine.assignment.node_rank or trial is None:
+            return []
+        value, final = mine.course.loss(mine.unit), mine.unit == mine.until
+        return [
+            wire.TrialReport(
+                seq=self._seq(ref),
+                generation=mine.generation,
+                unit=mine.unit,
+                value=value,
+                metrics={trial.objective: value},
+                checkpoint=f"/c/{ref.job}/{mine.unit}" if final else "",
+                final=final,
+                at=self.clock.now(),
+            )
+        ]
 
     def _leave(
         self, ref: SupervisorRef, outcome: str, reports: list[wire.Report] | None = None
