@@ -219,6 +219,7 @@ def test_a_katib_experiment():
     assert job["image"] == "docker.io/kubeflowkatib/pytorch-mnist"
     assert job["resources"] == {"nodes": 1, "slots_per_node": 2}
     assert job["metrics"][0] == "Validation-accuracy={Validation-accuracy}"
+    assert found.spec.rungs.unit == "step"
     assert (found.spec.rungs.rule, found.spec.rungs.min, found.spec.rungs.min_results) == (
         "median",
         4,

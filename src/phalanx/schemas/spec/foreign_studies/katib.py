@@ -218,17 +218,19 @@ def _early(one: KeyReader, study: dict[str, Any]) -> None:
     one.finish()
     if rule is None:
         return
+    # Katib's metrics have no epochs: its rule counts the lines that hold the objective, as steps do here.
     study["rungs"] = {
         "rule": rule,
         "type": "stop",
+        "unit": "step",
         "min": least,
         "max": least * 1000,
         "interval": least,
         "min_results": results,
     }
     one.log.notes.append(
-        f"trials are compared every {least} epochs and end by themselves, "
-        f"at {least * 1000} epochs at the latest"
+        f"trials are compared every {least} lines with the objective and end by themselves, "
+        f"at {least * 1000} lines at the latest"
     )
 
 
