@@ -33,6 +33,23 @@ def test_a_recipe_is_a_job(platform: Platform) -> None:
     assert "--use-gradient-checkpointing" in platform.run("recipe", "flags").stdout
 
 
+def test_a_search_of_settings_is_a_study(platform: Platform, tmp_path: Path) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text("{lr: [0.001, 0.004], batch-size: {int: [8, 16]}}")
+    words = ["recipe", "train", "--model", "gpt", "--dataset", EXAMPLES / "gpt" / "book.txt"]
+    words += ["--scale", "0.1", "--block", "32", "--epochs", 3, "--lr-scheduler", "constant"]
+    words += ["--num-dataloader-workers", 0, "--num-trials", 3, "--search-space", space]
+    platform.run(*words)
+    trials = json.loads(platform.run("sweep", "trials", "s-1", "--json").stdout)
+    assert len(trials) == 3 and all(one["value"] is not None for one in trials)
+    # ASHA compares after epochs 1 and 3, and promotes one trial at least.
+    assert max(one["unit"] for one in trials) == 3
+    with platform.client() as client:
+        for one in trials:
+            (rates,) = client.metrics(one["job"], names=["lr"], ranks=(0,)).series
+            assert {round(rate, 6) for rate in rates.values if rate} == {one["params"]["lr"]}
+
+
 def test_a_recipe_measures_its_batch_size_and_scales_its_rate(platform: Platform) -> None:
     words = ["recipe", "train", "-n", 2, "--model", "gpt", "--dataset", EXAMPLES / "gpt/book.txt"]
     words += ["--scale", "0.1", "--block", "32", "--max-steps", "3", "--lr", "0.001"]

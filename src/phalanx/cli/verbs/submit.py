@@ -222,6 +222,18 @@ def submit_planned(
         return
     # The control plane starts while the code is packed.
     session.begin()
+    note_forwarded(session, forwarded)
+    request = {
+        "kind": "run",
+        "caller_cwd": str(session.invocation.cwd),
+        "caller_env": forwarded.env,
+        "owner": session.invocation.owner(),
+    }
+    _submit(session, planned.spec, planned.root, request, then)
+
+
+def note_forwarded(session: Session, forwarded: ForwardedEnvironment) -> None:
+    """Say which of the user's variables are secrets, and which are not sent."""
     if forwarded.secrets:
         note(f"forwarded as secrets, which are shown and stored nowhere: {_few(forwarded.secrets)}")
     if forwarded.withheld:
@@ -231,13 +243,6 @@ def submit_planned(
         )
     if forwarded.not_utf8:
         note(f"not forwarded, since they are not UTF-8: {', '.join(forwarded.not_utf8)}")
-    request = {
-        "kind": "run",
-        "caller_cwd": str(session.invocation.cwd),
-        "caller_env": forwarded.env,
-        "owner": session.invocation.owner(),
-    }
-    _submit(session, planned.spec, planned.root, request, then)
 
 
 def _few(names: Sequence[str], limit: int = 6) -> str:

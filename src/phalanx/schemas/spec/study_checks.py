@@ -338,16 +338,17 @@ def sample_params(spec: StudySpec) -> list[dict[str, Value]]:
     All parameters at their first value, then each parameter that is a whole value of the job spec at its
     bounds and at each of its choices.
     """
-    first = {name: _ends(one)[0] for name, one in spec.space.items()}
+    first = {name: end_values(one)[0] for name, one in spec.space.items()}
     found = [first]
     alone = {one.name for one in placeholders(spec.job or {}) if one.alone}
     for name in spec.space:
         if name in alone:
-            found += [{**first, name: value} for value in _ends(spec.space[name])[1:]]
+            found += [{**first, name: value} for value in end_values(spec.space[name])[1:]]
     return found[:_MAX_SAMPLES]
 
 
-def _ends(one: ParameterSection) -> list[Any]:
+def end_values(one: ParameterSection) -> list[Any]:
+    """The bounds of a parameter, or all of its values."""
     if one.kinds == ["value"]:
         return [one.value]
     return list(one.values) if one.values is not None else list(one.bounds)

@@ -23,7 +23,14 @@ from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
 from phalanx.kit.text import parse_study_label
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.studies import AxisView, Scalar, StudyCheckView, StudyView, TrialView
+    from phalanx.schemas.api.studies import (
+        AxisView,
+        Scalar,
+        StudyCheckView,
+        StudyView,
+        SubmitStudyRequest,
+        TrialView,
+    )
     from phalanx.schemas.spec.study import StudySpec
     from phalanx.sdk import PhalanxClient
 
@@ -84,17 +91,32 @@ def start(
     for line in found.translation.lines if found.translation else ():
         note(line)
     root = _workdir(path, found.spec)
-    spec = _with_commit(found.spec, root)
+    spec = with_commit(found.spec, root)
     request = SubmitStudyRequest(spec=resolved_study(spec), owner=session.invocation.owner())
     session.begin()
-    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder, session.client() as client:
+    with session.client() as client:
         if dry_run:
             _show_check(client.studies.check(request), json)
             return
         if found.spec.search.warm_start:
             _note_earlier(client.studies.check(request))
+        code_root = None if spec.job is None else root
+        submit_study(session, client, request, code_root, detach=detach, json=json)
+
+
+def submit_study(
+    session: Session,
+    client: PhalanxClient,
+    request: SubmitStudyRequest,
+    root: Path | None,
+    *,
+    detach: bool,
+    json: bool = False,
+) -> None:
+    """Submit a study with the code in `root`, follow it to its end, and exit as it ended."""
+    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         archive = Path(folder) / "code.tar"
-        code = None if spec.job is None else _upload(session, client, root, archive)
+        code = None if root is None else _upload(session, client, root, archive)
         study = client.studies.submit(request.model_copy(update={"code": code})).study
         if detach:
             output.as_json(study) if json else print(study.label)
@@ -105,7 +127,7 @@ def start(
     raise typer.Exit(code_of(ended))
 
 
-def _with_commit(spec: StudySpec, root: Path) -> StudySpec:
+def with_commit(spec: StudySpec, root: Path) -> StudySpec:
     """The study with the Git commit of its work directory as a label of its trials, if there is one."""
     from phalanx.cli.verbs.submit import commit_of
 

@@ -16,8 +16,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         recipe, only_check = settings.read(sys.argv[1:] if arguments is None else arguments)
         if only_check:
-            sys.stdout.write(json.dumps(settings.as_job(recipe)) + "\n")
+            found = settings.as_job(recipe)
+            if only_check == "study":
+                found["study"] = settings.as_study(recipe, json.load(sys.stdin))
+            sys.stdout.write(json.dumps(found) + "\n")
             return 0
+        recipe = settings.with_params(recipe, context.read().trial.params)
         from phalanx.train.programs.recipes.trainer import train
 
         train(recipe)

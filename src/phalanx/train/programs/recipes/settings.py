@@ -162,6 +162,21 @@ _HELP = {
     "num_dataloader_workers": "data loading processes of each rank (2)",
     "profile_steps": "profile this number of steps, from the tenth on",
 }
+# What the trials of a search share, and why it cannot be searched.
+_ONE_SHAPE = "all trials have the same ranks: give --gpus-per-trial or -n"
+_ONE_FOLDER = "is the same in all trials: give the flag"
+_SHARED = {
+    "epochs": "is the length of every whole trial: give --epochs",
+    "max_steps": "is the length of every whole trial: give --max-steps",
+    "num_workers": _ONE_SHAPE,
+    "gpus_per_worker": _ONE_SHAPE,
+    "checkpoint_freq": _ONE_FOLDER,
+    "checkpoint_dir": _ONE_FOLDER,
+    "keep_last_n": _ONE_FOLDER,
+    "resume_from": "would begin trials from different positions; search `pretrained`",
+}
+_LEAST_EPOCHS = 3
+"""Trials of fewer epochs are not compared on their way."""
 _METAVARS = {"pretrained": "PATH", "checkpoint_freq": "STEPS", "resume_from": "PATH|latest"}
 
 
@@ -172,7 +187,10 @@ def parser() -> argparse.ArgumentParser:
         description="Train a known model on a folder of images or a text, on all ranks.",
     )
     made.add_argument("--config", metavar="FILE", help="YAML or JSON; flags override it")
-    made.add_argument("--check", action="store_true", help="check and print JSON; do not train")
+    said = (
+        "check and print JSON, do not train; study: with the values of a search from standard input"
+    )
+    made.add_argument("--check", nargs="?", const="job", choices=("job", "study"), help=said)
     for name, usual in asdict(Recipe()).items():
         flag, about = "--" + name.replace("_", "-"), _HELP.get(name)
         if isinstance(usual, bool):
@@ -183,10 +201,13 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def read(arguments: Sequence[str]) -> tuple[Recipe, bool]:
-    """Read the recipe, and whether to check it only. Raises SpecInvalid with every problem."""
+def read(arguments: Sequence[str]) -> tuple[Recipe, str | None]:
+    """Read the recipe, and what to check only: `job`, `study` or None to train.
+
+    Raises SpecInvalid with every problem.
+    """
     given = vars(parser().parse_args(arguments))
-    file, only_check = given.pop("config"), bool(given.pop("check"))
+    file, only_check = given.pop("config"), given.pop("check")
     values: dict[str, Any] = {} if file is None else _of_file(Path(file))
     values |= {key: value for key, value in given.items() if value is not None}
     recipe = replace(Recipe(), **values)
@@ -294,3 +315,73 @@ def as_job(recipe: Recipe) -> dict[str, Any]:
         "checkpoint": checkpoint,
         "resources": resources,
     }
+
+
+def with_params(recipe: Recipe, params: Mapping[str, Any], under: str = "params") -> Recipe:
+    """Return the recipe with a trial's params, named like flags or keys of the file, over its settings.
+
+    Raises SpecInvalid with every problem; paths begin with `under`.
+    """
+    names = {given: _setting(given) for given in params}
+    problems = [
+        Problem(f"{under}.{given}", _unknown(given, asdict(recipe)))
+        for given, name in names.items()
+        if name is None
+    ]
+    owners = {name: given for given, name in names.items()}
+    for given, name in names.items():
+        if name is not None and owners[name] != given:
+            said = f"names the same setting as {owners[name]}; remove one"
+            problems.append(Problem(f"{under}.{given}", said))
+    if problems:
+        raise SpecInvalid(problems, "params are settings of the trainer: phalanx recipe flags")
+    changed = {name: _value(name, params[given]) for given, name in names.items() if name}
+    recipe = replace(recipe, **changed)
+    flags = {"--" + name.replace("_", "-"): given for given, name in names.items() if name}
+    problems = [
+        replace(one, path=f"{under}.{flags[one.path]}") if one.path in flags else one
+        for one in _problems(recipe)
+    ]
+    if problems:
+        raise SpecInvalid(problems)
+    return recipe
+
+
+def _setting(given: str) -> str | None:
+    """The setting that a parameter of a search names: `lr`, `learning_rate` or `batch-size`."""
+    name = given.replace("-", "_")
+    keys = {key: field for section in _FILE.values() for key, field in section.items()}
+    return name if name in asdict(Recipe()) else keys.get(name)
+
+
+def as_study(recipe: Recipe, values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return the part of a search over `values` that belongs in a study's spec.
+
+    `values` are the bounds or choices of each parameter. Raises SpecInvalid with every problem.
+    """
+    found: dict[str, Problem] = {}
+    if recipe.resume_from != "latest":
+        said = "does not go with a search; trials can begin from --pretrained"
+        found["--resume-from"] = Problem("--resume-from", said)
+    for given in values:
+        if (name := _setting(given)) in _SHARED:
+            found[given] = Problem(f"space.{given}", _SHARED[str(name)])
+    first = {given: some[0] for given, some in values.items()}
+    images = set()
+    for given, some in values.items():
+        for value in some:
+            try:
+                images.add(with_params(recipe, {**first, given: value}, "space").is_image)
+            except SpecInvalid as error:
+                found = {one.path: one for one in error.problems} | found
+    if len(images) > 1:
+        said = "models of images and of texts have different objectives; search one kind"
+        found["model"] = Problem("space.model", said)
+    if found:
+        raise SpecInvalid(list(found.values()), "phalanx recipe flags")
+    metric, goal = ("val_acc", "maximize") if images == {True} else ("val_loss", "minimize")
+    study: dict[str, Any] = {"objective": {"metric": metric, "goal": goal}}
+    study["search"] = {"method": "auto", "seed": recipe.seed}
+    if recipe.epochs >= _LEAST_EPOCHS and not recipe.max_steps:
+        study["rungs"] = {"rule": "asha", "unit": "epoch", "min": 1, "max": recipe.epochs}
+    return study

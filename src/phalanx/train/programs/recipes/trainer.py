@@ -161,12 +161,12 @@ def train(recipe: Recipe) -> None:
             if run.step >= last:
                 break
         score = evaluate(run, model, task, held_out)
-        run.log(**{task.score: score})
         if run.is_main:
             shown = "" if loss is None else f"loss {float(loss.detach()):.4f}  "
             _say(
                 f"epoch {epoch + 1}/{recipe.epochs}  step {run.step}  {shown}{task.score} {score:.4f}"
             )
+        run.report(epoch=epoch, **{task.score: score})
         if run.step >= last:
             break
     run.finish()

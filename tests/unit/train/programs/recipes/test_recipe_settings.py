@@ -8,6 +8,7 @@ import pytest
 
 from phalanx.errors import SpecInvalid
 from phalanx.train.programs.recipes import settings
+from phalanx.train.programs.recipes.__main__ import main
 
 pytestmark = pytest.mark.unit
 R5 = """
@@ -106,3 +107,74 @@ def test_a_check_is_light():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     job, heavy = done.stdout.splitlines()
     assert json.loads(job)["name"] == "gpt" and heavy == "False"
+
+
+TEXT = ("--model", "gpt", "--dataset", "book.txt")
+
+
+def test_params_of_a_trial_are_named_like_flags_or_keys_of_the_file():
+    params = {"learning_rate": 1, "batch-size": 16, "mixed_precision": True, "scale": "0.5"}
+    found = settings.with_params(read(*TEXT, "--lr", "0.1", "--clip", "2"), params)
+    assert (found.lr, found.batch_size, found.mixed_precision) == (1, 16, "bf16")
+    assert (found.scale, found.clip) == (0.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"learning_rat": 0.1}, "params.learning_rat: is unknown"),
+        ({"batch-sise": 8}, "params.batch-sise: is unknown; did you mean batch_size?"),
+        ({"lr": 1, "learning_rate": 1}, "params.lr: names the same setting as learning_rate"),
+        ({"batch-size": 0}, "params.batch-size: must be at least 1"),
+        ({"learning_rate": "fast"}, "params.learning_rate: must be a float"),
+    ],
+)
+def test_params_that_are_no_settings_are_refused(params, words):
+    with pytest.raises(SpecInvalid) as raised:
+        settings.with_params(read(*TEXT), params)
+    assert str(raised.value).startswith(words)
+
+
+def test_the_params_in_the_environment_are_those_of_the_trainer(monkeypatch):
+    trained = []
+    monkeypatch.setattr("phalanx.train.programs.recipes.trainer.train", trained.append)
+    monkeypatch.setenv("PHALANX_PARAMS", '{"lr": 0.25, "clip": 1}')
+    assert main([*TEXT, "--lr", "0.5", "--seed", "3"]) == 0
+    assert [(one.lr, one.clip, one.seed) for one in trained] == [(0.25, 1, 3)]
+
+
+def test_the_study_of_a_search():
+    space = {"lr": [1e-4, 1e-2], "model": ["gpt", "bert"]}
+    study = settings.as_study(read(*TEXT, "--epochs", "3", "--seed", "5"), space)
+    assert study == {
+        "objective": {"metric": "val_loss", "goal": "minimize"},
+        "search": {"method": "auto", "seed": 5},
+        "rungs": {"rule": "asha", "unit": "epoch", "min": 1, "max": 3},
+    }
+    assert "rungs" not in settings.as_study(read(*TEXT, "--epochs", "2"), space)
+    assert "rungs" not in settings.as_study(read(*TEXT, "--max-steps", "9"), space)
+    images = settings.as_study(read("--data-path", "x"), {"model": ["resnet18", "vit_b_16"]})
+    assert images["objective"] == {"metric": "val_acc", "goal": "maximize"}
+
+
+@pytest.mark.parametrize(
+    ("words", "space", "said"),
+    [
+        ((), {"epochs": [3, 9]}, "space.epochs: is the length of every whole trial"),
+        ((), {"num-workers": [1, 2]}, "space.num-workers: all trials have the same ranks"),
+        ((), {"frequency": [1, 2]}, "space.frequency: is the same in all trials"),
+        ((), {"rate": [1, 2]}, "space.rate: is unknown"),
+        ((), {"batch-size": [8, 0]}, "space.batch-size: must be at least 1 (got 0)"),
+        (("--resume-from", "j-3"), {"lr": [1, 2]}, "--resume-from: does not go with a search"),
+    ],
+)
+def test_what_a_search_cannot_vary_is_named(words, space, said):
+    with pytest.raises(SpecInvalid) as raised:
+        settings.as_study(read(*TEXT, *words), space)
+    assert str(raised.value).startswith(said) and len(raised.value.problems) == 1
+
+
+def test_one_search_has_one_objective():
+    recipe = read("--dataset", "a-folder")
+    with pytest.raises(SpecInvalid, match=r"space\.model: .* different objectives"):
+        settings.as_study(recipe, {"model": ["gpt", "resnet18"]})
