@@ -221,6 +221,6 @@ def test_a_supervisor_does_not_survive_its_raylet(rig):
         lambda: next((s for s in rig.executor.poll([ref]) if not s.alive), None), guard_s=20
     )
     assert "raylet" in status.message
-    assert linux.tagged(marker) == []
+    wait_until(lambda: not linux.tagged(marker), guard_s=20)
     assert not any(n.id == mine.id and not n.closed for n in rig.executor.inventory())
     rig.raylets.forget(node)
