@@ -125,11 +125,15 @@ def _peers(search: VictimSearch, priority: int) -> PeerCandidates:
         known = search.peers[priority] = PeerCandidates()
         now, held_by = search.now, search.cluster.held
         ranked, slots, total = known.ranked, known.slots, 0
+        # No peer may be preempted sooner after its start than this.
+        started_by, small = now - int(search.config.min_run_s * US), search.config.large_job_slots
         for score, num in search.cluster.preemptible(now).get(priority, ()):
             held = held_by[num]
-            if held.protected_until > now or not _shares_time(search, held):
+            if held.protected_until > now or (held.started_at or 0) > started_by:
                 continue
-            if is_large(search, held):
+            if not _shares_time(search, held):
+                continue
+            if held.num_slots > small and is_large(search, held):
                 known.large_jobs.append((score, num))
                 continue
             lost = 0.0 if held.save_s is not None else held.lost_work(search.now)

@@ -88,6 +88,7 @@ class Ledger:
     config: PlannerConfig = field(init=False)  # that of `cluster`
     _small: float = 0.0  # slots beyond which a queued job is large; 0: not yet computed
     _first_large_jobs: dict[int, float] | None = None  # highest urgency of large jobs, by priority
+    _line_bases: dict[int, float] = field(default_factory=dict)  # urgency before waits, by line
 
     def __post_init__(self) -> None:
         self.config = self.cluster.config
@@ -132,7 +133,11 @@ class Ledger:
         """
         if len(eq_class.line) == 1:
             return self.urgency(eq_class, since)
-        base = max([self._base(one) for one in eq_class.line])
+        # Estimates do not change within a pass: the base of a line is computed once.
+        base = self._line_bases.get(id(eq_class.line))
+        if base is None:
+            base = max([self._base(one) for one in eq_class.line])
+            self._line_bases[id(eq_class.line)] = base
         return aged(base, (self.now - since) / US, self.config)
 
     def _turn(self, eq_class: EquivalenceClass, since: int) -> float:

@@ -6,9 +6,8 @@ free, the time is unknown (`NEVER`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex, EquivalenceClass
 from phalanx.core.scheduling.index.running import NEVER
@@ -61,10 +60,14 @@ class OpeningSearch:
             if overdue is None:
                 known = self.cluster.running.ends(self.now)
             else:
-                known = [
-                    (leaves_at(self.cluster, num, at, overdue, self.now), num)
-                    for at, num in self.ends()
-                ]
+                held_by = self.cluster.held
+                known = []
+                for entry in self.ends():
+                    held = held_by[entry[1]]
+                    if held.priority == overdue.priority and held.num_slots < overdue.num_slots:
+                        at = leaves_at(self.cluster, entry[1], entry[0], overdue, self.now)
+                        entry = (at, entry[1])
+                    known.append(entry)
                 known.sort()
             self._ends[priority] = known
         return known
@@ -102,63 +105,31 @@ def _soonest(
     need = job.shape.slots_per_node
     openings = search.timeline(group, need, job if overdue else None)
     unknown: tuple[int, list[int]] | None = None
-    for domains in _levels(search, group, job):
+    for depth in _levels(group, job):
         if overdue:
-            found = _emptiest_full(openings, domains, job.shape.nodes, _MORE)
+            found = _emptiest_full(openings, depth, job.shape.nodes, _MORE)
         else:
-            found = _first_full(openings, domains, job.shape.nodes)
+            found = openings.first_full(depth, job.shape.nodes)
         if found is not None and found[0] < NEVER:
             return found
         unknown = unknown or found
     return unknown
 
 
-def _levels(
-    search: OpeningSearch, group: NodeGroup, job: QueuedJob
-) -> Iterator[Callable[[int], object]]:
-    """Yield functions from a node to its domain, one for each level, the narrowest that suffices first."""
-    index = search.index
+def _levels(group: NodeGroup, job: QueuedJob) -> list[int]:
+    """Return the depths of the levels that may hold the gang, the narrowest first.
+
+    Beyond the last level of the group a domain is one node; -1 is the whole group.
+    """
     if job.required == "node":
-        yield lambda node: node
-        return
+        return [len(group.levels)]
     split = group.size // max(job.shape.slots_per_node, 1) if group.splittable else 1
-    narrowest = len(group.levels) - 1
     widest = -1 if job.required is None else group.levels.index(job.required)
-    for depth in range(narrowest, widest - 1, -1):
-        if depth >= 0 and group.largest[depth] * split < job.shape.nodes:
-            continue
-        if depth < 0:
-            yield lambda node: ""
-        elif depth == narrowest:
-            yield index.leaf_of.__getitem__
-        else:
-            yield partial(_ancestor, index, group, depth)
-
-
-def _ancestor(index: SlotIndex, group: NodeGroup, depth: int, node: int) -> str:
-    return group.leaves[index.leaf_of[node]][depth]
-
-
-def _first_full(
-    openings: SlotTimeline, domain_of: Callable[[int], object], num: int
-) -> tuple[int, list[int]] | None:
-    """Follow the openings until a domain has room for `num` shares."""
-    rooms: dict[object, list[int]] = {}
-    full_at = NEVER
-    full: list[object] = []
-    for at, node, shares in openings:
-        if full and at > full_at:
-            break
-        domain = domain_of(node)
-        here = rooms.get(domain)
-        if here is None:
-            here = rooms[domain] = []
-        before = len(here)
-        here += [node] * shares
-        if before < num <= len(here):
-            full_at = at
-            full.append(domain)
-    return (full_at, rooms[min(full)][:num]) if full else None  # type: ignore[type-var]
+    return [
+        depth
+        for depth in range(len(group.levels) - 1, widest - 1, -1)
+        if depth < 0 or group.largest[depth] * split >= job.shape.nodes
+    ]
 
 
 _SOON = 2
@@ -168,7 +139,7 @@ _MORE = 4
 
 
 def _emptiest_full(
-    openings: SlotTimeline, domain_of: Callable[[int], object], num: int, most: int
+    openings: SlotTimeline, depth: int, num: int, most: int
 ) -> tuple[int, list[int]] | None:
     """Return the emptiest nodes of the domain that has most free slots among those that open soon.
 
@@ -176,14 +147,21 @@ def _emptiest_full(
     `most` times as many are kept, of which the first to open will do.
     """
     now, free = openings.search.now, openings.search.index.num_free
-    rooms: dict[object, list[tuple[int, int, int]]] = {}
-    until: int | None = None
+    rooms: dict[int, list[tuple[int, int, int]]] = {}
+    level, until = openings.level(depth), NEVER + 1
     for at, node, shares in openings:
-        if until is not None and at > until:
+        if at > until:
             break
-        here = rooms.setdefault(domain_of(node), [])
-        here += [(-free[node], at, node)] * shares
-        if until is None and len(here) >= num:
+        domain = level.domain_of(node)
+        here = rooms.get(domain)
+        if here is None:
+            here = rooms[domain] = []
+        entry = (-free[node], at, node)
+        if shares == 1:
+            here.append(entry)
+        else:
+            here += [entry] * shares
+        if until > NEVER and len(here) >= num:
             until = NEVER if at >= NEVER else _SOON * at - now
     full = [sorted(here) for here in rooms.values() if len(here) >= num]
     if not full:
@@ -227,56 +205,174 @@ def _soonest_for_roles(
     return search.now if high == 0 else ends[high - 1][0], [allocation.node for allocation in best]
 
 
+class DomainRooms:
+    """The openings of a timeline by domain of one level, as far as searches of this level have read it.
+
+    Domains are numbered in the order of their names.
+    """
+
+    def __init__(self, group: NodeGroup, depth: int, leaf_of: list[int], num_nodes: int) -> None:
+        self.num_read = 0
+        self.leaf_of = leaf_of
+        self.by_node = depth >= 0 and depth == len(group.levels)
+        self.of_leaf: list[int] = []
+        num_domains = num_nodes
+        if not self.by_node:
+            if depth < 0:
+                self.of_leaf = [0] * len(group.leaves)
+                num_domains = 1
+            elif depth == len(group.levels) - 1:
+                self.of_leaf = list(range(len(group.leaves)))
+                num_domains = len(group.leaves)
+            else:
+                names = sorted({path[depth] for path in group.leaves})
+                number_of = {name: at for at, name in enumerate(names)}
+                self.of_leaf = [number_of[path[depth]] for path in group.leaves]
+                num_domains = len(names)
+        #: By domain: positions in the timeline, once for each share.
+        self.rooms: list[list[int]] = [[] for _ in range(num_domains)]
+
+    def domain_of(self, node: int) -> int:
+        """Return the domain of a node."""
+        return node if self.by_node else self.of_leaf[self.leaf_of[node]]
+
+
 class SlotTimeline:
     """Openings (time, node, shares) in order of time: free now, as running jobs end, at an unknown time.
 
     It is computed once in a pass, as far as it is read. Nodes that the pass has used since are left out,
-    so that nodes kept for one gang are not promised to another.
+    so that nodes kept for one gang are not promised to another. Gangs of all sizes share what was read:
+    `first_full` looks at one opening in each domain, not at all of them.
     """
 
     def __init__(
         self, search: OpeningSearch, group: NodeGroup, need: int, overdue: QueuedJob | None = None
     ) -> None:
+        index = search.index
         self.search = search
-        self.overdue = overdue
         self.group = group
         self.need = max(need, 1)
-        self.began = len(search.index.journal)
         self.found: list[tuple[int, int, int]] = []
-        self.more = self._search()
+        self._ends: list[tuple[int, int]] | None = None
+        self._overdue = overdue
+        self._num_ended = 0
+        self._free = index.num_free.copy()
+        self._gone: set[int] = set()
+        self._began = self._journal_read = len(index.journal)
+        self._last_taken: Allocation | None = None
+        self._by_level: dict[int, DomainRooms] = {}
+        for bucket in group.by_free[self.need :]:
+            for node in bucket:
+                split = index.nodes[node].splittable
+                shares = self._free[node] // self.need if split else 1
+                self.found.append((search.now, node, shares))
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        journal = self.search.index.journal
-        gone = {allocation.node for _, allocation in journal[self.began :]}
-        at = 0
-        while True:
-            if at == len(self.found):
-                one = next(self.more, None)
-                if one is None:
-                    break
-                self.found.append(one)
+        self._leave_out()
+        gone, at = self._gone, 0
+        while at < len(self.found) or self._extend():
             one = self.found[at]
             at += 1
             if one[1] not in gone:
                 yield one
 
-    def _search(self) -> Iterator[tuple[int, int, int]]:
-        search, index, need = self.search, self.search.index, self.need
+    def level(self, depth: int) -> DomainRooms:
+        """Return the openings by domain of the level at this depth."""
+        known = self._by_level.get(depth)
+        if known is None:
+            index = self.search.index
+            known = DomainRooms(self.group, depth, index.leaf_of, len(index.nodes))
+            self._by_level[depth] = known
+        return known
+
+    def first_full(self, depth: int, num: int) -> tuple[int, list[int]] | None:
+        """Return when a domain first has room for `num` shares, and its nodes; None if none ever has.
+
+        The timeline is read until the first opening after that time.
+        """
+        self._leave_out()
+        found, gone, level = self.found, self._gone, self.level(depth)
+        rooms, leaf_of, of_leaf, by_node = (
+            level.rooms,
+            level.leaf_of,
+            level.of_leaf,
+            level.by_node,
+        )
+        full_at = NEVER + 1
+        for here in rooms:
+            if len(here) >= num and found[here[num - 1]][0] < full_at:
+                full_at = found[here[num - 1]][0]
+        at = level.num_read
+        last = at - 1
+        while last >= 0 and found[last][1] in gone:
+            last -= 1
+        while last < 0 or found[last][0] <= full_at:
+            if at == len(found) and not self._extend():
+                break
+            opens_at, node, shares = found[at]
+            if node not in gone:
+                last = at
+                here = rooms[node if by_node else of_leaf[leaf_of[node]]]
+                if shares == 1:
+                    here.append(at)
+                else:
+                    here += [at] * shares
+                if full_at > NEVER and len(here) >= num:
+                    full_at = opens_at
+            at += 1
+        level.num_read = at
+        for here in rooms:
+            if len(here) >= num and found[here[num - 1]][0] == full_at:
+                return full_at, [found[one][1] for one in here[:num]]
+        return None
+
+    def _leave_out(self) -> None:
+        """Leave out the nodes that the pass has used since the last search."""
+        journal, gone = self.search.index.journal, self._gone
+        last = self._last_taken
+        if len(journal) < self._journal_read or (
+            last is not None and journal[self._journal_read - 1][1] is not last
+        ):
+            # What was taken has been rolled back: its nodes come back.
+            gone.clear()
+            self._by_level.clear()
+            self._journal_read = self._began
+        fresh = {one.node for _, one in journal[self._journal_read :]} - gone
+        self._journal_read = len(journal)
+        self._last_taken = journal[-1][1] if len(journal) > self._began else None
+        if not fresh:
+            return
+        gone |= fresh
+        found = self.found
+        for level in self._by_level.values():
+            for domain in {level.domain_of(node) for node in fresh if self._is_inside(node)}:
+                here = level.rooms[domain]
+                level.rooms[domain] = [at for at in here if found[at][1] not in gone]
+
+    def _is_inside(self, node: int) -> bool:
+        index = self.search.index
+        return index.group_of[node] is self.group and not index.nodes[node].closed
+
+    def _extend(self) -> bool:
+        """Add the openings of the next job that ends and leaves some; False if no job is left."""
+        search, index, need, free = self.search, self.search.index, self.need, self._free
         on_node, nodes_of, nodes = search.cluster.on_node, search.cluster.nodes_of, index.nodes
-        split = self.group.splittable
-        free = {n: index.num_free[n] for bucket in self.group.by_free for n in bucket}
-        for bucket in self.group.by_free[need:]:
-            for node in bucket:
-                yield search.now, node, free[node] // need if nodes[node].splittable else 1
-        for at, num in search.ends(self.overdue):
+        if self._ends is None:
+            self._ends = search.ends(self._overdue)
+        ends, split, found = self._ends, self.group.splittable, self.found
+        before_all = len(found)
+        while self._num_ended < len(ends) and len(found) == before_all:
+            at, num = ends[self._num_ended]
+            self._num_ended += 1
             search.decisions.num_steps += 1
             for node in nodes_of[num]:
-                before = free.get(node)
-                if before is None:
-                    continue
+                before = free[node]
                 free[node] = after = before + on_node[node][num].bit_count()
+                shares = 0
                 if split and nodes[node].splittable:
-                    if after // need > before // need:
-                        yield at, node, after // need - before // need
+                    shares = after // need - before // need
                 elif before < need <= after:
-                    yield at, node, 1
+                    shares = 1
+                if shares and self._is_inside(node):
+                    found.append((at, node, shares))
+        return len(found) > before_all
