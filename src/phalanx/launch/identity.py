@@ -20,6 +20,8 @@ DATA_LINKS = "data"
 LOG_NAME = "supervisor.log"
 EXIT_NAME = "exit.json"
 TAG_VARIABLE = "PHALANX_SUPERVISOR"
+# What a process has as its tag that forks supervisors: each of them puts its own digits in that place.
+BLANK_TAG = "0" * 16
 
 
 @cache

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,23 @@ class Channel:
         if len(data) < size:
             return None
         return WireMessage(json.loads(data), tuple(descriptors))
+
+    def receive_beside(self, wakeup: int, act: Callable[[], None]) -> WireMessage | None:
+        """The next message, as `receive`; `act` is called each time when `wakeup` was readable meanwhile.
+
+        `wakeup` is a pipe that does not block; what is in it is read and dropped before `act`.
+        """
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        poll.register(wakeup, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if wakeup in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wakeup, 4096)
+                act()
+            if self.fileno() in ready:
+                return self.receive()
 
     def _exactly(self, size: int) -> bytes:
         parts: list[bytes] = []

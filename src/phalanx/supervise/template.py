@@ -15,7 +15,6 @@ import importlib
 import json
 import os
 import secrets
-import select
 import signal
 import socket
 import sys
@@ -27,12 +26,9 @@ from typing import Any
 from phalanx.launch import accept_guard, linux, reaper
 from phalanx.launch.cgroup import group_name, make_group
 from phalanx.launch.command import sensitive
-from phalanx.launch.identity import TAG_VARIABLE
+from phalanx.launch.identity import BLANK_TAG, TAG_VARIABLE
 from phalanx.launch.tree import FORK_SERVER_MODULE, ReaperProcess, WarmProcess
 from phalanx.launch.wire import Channel, pair
-
-# Its digits are replaced in each supervisor.
-BLANK_TAG = "0" * 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +75,13 @@ def _take_channel() -> Channel:
 
 def _next(channel: Channel, wakeup: int) -> Path | None:
     """Handle messages. Returns None at the end, and in each child the path of its assignment."""
+
+    def reap() -> None:
+        for _ in linux.reaped():
+            pass
+
     while True:
-        poll = select.poll()
-        poll.register(channel.fileno(), select.POLLIN)
-        poll.register(wakeup, select.POLLIN)
-        ready = {descriptor for descriptor, _ in poll.poll()}
-        if wakeup in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(wakeup, 4096)
-            for _ in linux.reaped():
-                pass
-        if channel.fileno() not in ready:
-            continue
-        message = channel.receive()
+        message = channel.receive_beside(wakeup, reap)
         if message is None:
             return None
         if (running := linux.num_threads()) != 1:

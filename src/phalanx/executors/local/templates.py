@@ -15,7 +15,7 @@ from phalanx.executors.local.standby import WarmNeeds
 from phalanx.kit.clock import Clock
 from phalanx.launch import accept_guard
 from phalanx.launch.command import same_python
-from phalanx.launch.identity import TAG_VARIABLE, ProcessIdentity
+from phalanx.launch.identity import BLANK_TAG, TAG_VARIABLE, ProcessIdentity
 from phalanx.launch.wire import Channel, pair
 from phalanx.schemas.wire.assignments import Assignment
 
@@ -26,7 +26,6 @@ IDLE_S = 10.0
 MOST = 4
 # A template is idle while it waits, so it answers within milliseconds.
 _ANSWER_S = 5.0
-_BLANK_TAG = "0" * 16
 Key = tuple[int, frozenset[tuple[str, str]], tuple[str, ...]]
 """A study, the variables that a fork cannot change, and the modules to import."""
 
@@ -143,7 +142,7 @@ class StudyTemplates:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "phalanx.supervise", "--template", *needs.imports],
-                env={**env, TAG_VARIABLE: _BLANK_TAG},
+                env={**env, TAG_VARIABLE: BLANK_TAG},
                 cwd="/",
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,

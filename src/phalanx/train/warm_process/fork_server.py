@@ -17,7 +17,6 @@ import gc
 import importlib
 import os
 import random
-import select
 import signal
 import socket
 import sys
@@ -118,17 +117,7 @@ def serve(channel: Channel) -> ForkRequest | None:
     """Handle messages. Returns None at the end, and in each child the request to run."""
     wakeup = linux.wakeup_on_child_exit()
     while True:
-        poll = select.poll()
-        poll.register(channel.fileno(), select.POLLIN)
-        poll.register(wakeup, select.POLLIN)
-        ready = {descriptor for descriptor, _ in poll.poll()}
-        if wakeup in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(wakeup, 4096)
-            _reap(channel)
-        if channel.fileno() not in ready:
-            continue
-        message = channel.receive()
+        message = channel.receive_beside(wakeup, lambda: _reap(channel))
         if message is None:
             return None
         if message.body["op"] == "import":
