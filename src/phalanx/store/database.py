@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, create_engine, event, select
+from sqlalchemy import Connection, Engine, Select, bindparam, create_engine, event, select
 from sqlalchemy.exc import (
     DatabaseError,
     DataError,
@@ -44,6 +44,13 @@ _SNAPSHOT: dict[str, dict[str, Any]] = {
 _RETRIES = 20
 # One encoder for all values: without a check for cycles, and without spaces.
 _encoded = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
+# Statements that run for each report or trial are made once: to make one costs more than to run it.
+_TAKE = (
+    counters.update()
+    .where(counters.c.name == bindparam("_name"))
+    .values(value=counters.c.value + bindparam("_count"))
+    .returning(counters.c.value)
+)
 _DAMAGE = ("malformed", "not a database", "disk image", "no such table", "no such column")
 
 
@@ -323,19 +330,18 @@ def take_numbers(tx: Tx, name: str, count: int = 1) -> int:
 
     A database sequence is not enough: its numbers become visible out of order.
     """
-    update = (
-        counters.update()
-        .where(counters.c.name == name)
-        .values(value=counters.c.value + count)
-        .returning(counters.c.value)
-    )
-    last = tx.conn.execute(update).scalar_one()
+    last = tx.conn.execute(_TAKE, {"_name": name, "_count": count}).scalar_one()
     return int(last) - count + 1
 
 
-def read(tx: Tx, kind: type[T], query: Select[Any]) -> list[T]:
-    """Return the rows of a query as `kind`, a dataclass with a field for each column."""
-    return [kind(**row) for row in tx.conn.execute(query).mappings()]
+def read(
+    tx: Tx, kind: type[T], query: Select[Any], values: Mapping[str, Any] | None = None
+) -> list[T]:
+    """Return the rows of a query as `kind`, a dataclass with a field for each column.
+
+    `values` are those of the query's named parameters.
+    """
+    return [kind(**row) for row in tx.conn.execute(query, values).mappings()]
 
 
 def columns_of(row: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.jobs.events import EVENT_TYPES, JobEvent
@@ -22,6 +22,9 @@ from phalanx.store.tables import events
 
 EVENT_VERSION = 1
 NOTES = frozenset({"warned", "restored", "stacks", "guarded", "profiled"})
+_INSERT = events.insert()
+_LAST_FEED = select(func.max(events.c.feed))
+_JOBS_BEHIND = select(events.c.job).where(events.c.feed > bindparam("_after")).distinct()
 
 
 def kind_of(event_type: type) -> str:
@@ -92,7 +95,7 @@ def append(tx: Tx, fresh: Sequence[NewEvent]) -> None:
         {"feed": first + index, "v": EVENT_VERSION, **columns_of(one)}
         for index, one in enumerate(fresh)
     ]
-    tx.conn.execute(events.insert(), rows)
+    tx.conn.execute(_INSERT, rows)
     before, last = tx.touched.feed, first + len(fresh) - 1
     tx.touched.feed = (first if before is None else before[0], last)
 
@@ -126,13 +129,12 @@ def feed(tx: Tx, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
 
 def jobs_behind(tx: Tx, after: int) -> list[int]:
     """The jobs that events behind a feed number are about."""
-    query = select(events.c.job).where(events.c.feed > after).distinct()
-    return [int(num) for num in tx.conn.execute(query).scalars()]
+    return [int(num) for num in tx.conn.execute(_JOBS_BEHIND, {"_after": after}).scalars()]
 
 
 def last_feed(tx: Tx) -> int:
     """The number of the newest event of any job."""
-    return int(tx.conn.execute(select(func.max(events.c.feed))).scalar() or 0)
+    return int(tx.conn.execute(_LAST_FEED).scalar() or 0)
 
 
 def machine_log(tx: Tx, num: int) -> list[tuple[JobEvent, int]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, or_, select
+from sqlalchemy import Integer, and_, bindparam, func, or_, select
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.gang.placement import Demand
@@ -22,6 +22,28 @@ _BATCH = 500
 _POLICIES: dict[int, tuple[object, str]] = {}
 _POLICIES_KEPT = 4096
 HOLDING_STATES = tuple(sorted(state.value for state in HOLDING))
+_INSERT = jobs.insert()
+_SAVE = jobs.update().where(
+    jobs.c.num == bindparam("_num"), jobs.c.version == bindparam("_version")
+)
+# SQLite, with its one writer, leaves the lock out.
+_FIND = select(jobs).where(jobs.c.num == bindparam("_num"))
+_FIND_LOCKED = _FIND.with_for_update()
+_SOME = select(jobs).where(jobs.c.num.in_(bindparam("_nums", expanding=True))).order_by(jobs.c.num)
+_VERSIONS = (
+    select(jobs.c.num, jobs.c.version)
+    .where(jobs.c.state.in_(bindparam("_states", expanding=True)))
+    .order_by(jobs.c.num)
+)
+_VERSIONS_AMONG = _VERSIONS.where(jobs.c.num.in_(bindparam("_nums", expanding=True)))
+_SLOT_SECONDS = select(jobs.c.num, jobs.c.attained_slot_s).where(
+    jobs.c.study == bindparam("_study"), jobs.c.trial == bindparam("_trial")
+)
+_WAITS = (
+    jobs.update()
+    .where(jobs.c.num == bindparam("_num"), jobs.c.state == JobState.QUEUED.value)
+    .values(pending_code=bindparam("_code"), pending_message=bindparam("_message"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +102,7 @@ def new_num(tx: Tx, count: int = 1) -> int:
 def insert(tx: Tx, fresh: Sequence[tuple[Job, JobFacts, int | None]]) -> None:
     """Insert jobs, each with the due time of its next timer; their first events have number 1."""
     if fresh:
-        tx.conn.execute(jobs.insert(), [_fresh_row(*one) for one in fresh])
+        tx.conn.execute(_INSERT, [_fresh_row(*one) for one in fresh])
 
 
 def _fresh_row(job: Job, facts: JobFacts, wake_at: int | None) -> dict[str, Any]:
@@ -109,10 +131,7 @@ def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]])
         queued = job.state is JobState.QUEUED
         groups.setdefault(queued, []).append(row if queued else row | quiet)
     for rows in groups.values():
-        update = jobs.update().where(
-            jobs.c.num == bindparam("_num"), jobs.c.version == bindparam("_version")
-        )
-        if tx.conn.execute(update, rows).rowcount != len(rows):
+        if tx.conn.execute(_SAVE, rows).rowcount != len(rows):
             names = ", ".join(job_label(row["_num"]) for row in rows[:3])
             raise StaleRow(f"{names}{', …' if rows[3:] else ''} changed since it was read")
 
@@ -144,18 +163,16 @@ def _snapshot(job: Job) -> JsonText:
     return JsonText(f'{{"policy":{known[1]},{to_json(plain)[1:]}')
 
 
-def find(tx: Tx, num: int) -> StoredJob | None:
-    """Read one job, or None. A write transaction of PostgreSQL locks the row."""
-    query = select(jobs).where(jobs.c.num == num)
-    if not tx.read_only:
-        query = query.with_for_update()  # SQLite, with its one writer, leaves it out
-    row = tx.conn.execute(query).mappings().first()
+def find(tx: Tx, num: int, *, lock: bool = True) -> StoredJob | None:
+    """Read one job, or None. A write transaction of PostgreSQL locks the row, unless `lock` is False."""
+    query = _FIND_LOCKED if lock and not tx.read_only else _FIND
+    row = tx.conn.execute(query, {"_num": num}).mappings().first()
     return None if row is None else _stored(row)
 
 
-def load(tx: Tx, num: int) -> StoredJob:
-    """Read one job. Raises NotFound."""
-    stored = find(tx, num)
+def load(tx: Tx, num: int, *, lock: bool = True) -> StoredJob:
+    """Read one job as `find` does. Raises NotFound."""
+    stored = find(tx, num, lock=lock)
     if stored is None:
         raise NotFound(f"there is no job {job_label(num)}", "`phalanx ps` lists the jobs")
     return stored
@@ -221,13 +238,12 @@ def versions(
     `among` limits the result to these jobs.
     """
     wanted = [state.value for state in states]
-    query = select(jobs.c.num, jobs.c.version).where(jobs.c.state.in_(wanted)).order_by(jobs.c.num)
     if among is None:
-        return {num: version for num, version in tx.conn.execute(query)}
+        return {num: version for num, version in tx.conn.execute(_VERSIONS, {"_states": wanted})}
     found: dict[int, int] = {}
     for start in range(0, len(among), _BATCH):
-        few = query.where(jobs.c.num.in_(among[start : start + _BATCH]))
-        found |= {num: version for num, version in tx.conn.execute(few)}
+        few = {"_states": wanted, "_nums": among[start : start + _BATCH]}
+        found |= {num: version for num, version in tx.conn.execute(_VERSIONS_AMONG, few)}
     return found
 
 
@@ -246,9 +262,8 @@ def load_many(tx: Tx, nums: Sequence[int]) -> list[StoredJob]:
     """Read the jobs of `nums` that exist, sorted by number within each batch of the query."""
     found: list[StoredJob] = []
     for start in range(0, len(nums), _BATCH):
-        some = jobs.c.num.in_(nums[start : start + _BATCH])
-        query = select(jobs).where(some).order_by(jobs.c.num)
-        found += [_stored(row) for row in tx.conn.execute(query).mappings()]
+        some = {"_nums": nums[start : start + _BATCH]}
+        found += [_stored(row) for row in tx.conn.execute(_SOME, some).mappings()]
     return found
 
 
@@ -256,16 +271,11 @@ def set_pending_reasons(tx: Tx, reasons: Sequence[tuple[int, Reason]]) -> None:
     """Set the pending reasons of many jobs in one statement."""
     if not reasons:
         return
-    update = (
-        jobs.update()
-        .where(jobs.c.num == bindparam("_num"), jobs.c.state == JobState.QUEUED.value)
-        .values(pending_code=bindparam("_code"), pending_message=bindparam("_message"))
-    )
     rows = [
         {"_num": num, "_code": reason.code.value, "_message": reason.message}
         for num, reason in reasons
     ]
-    tx.conn.execute(update, rows)
+    tx.conn.execute(_WAITS, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,12 +294,22 @@ class Finished:
     ended_at: int  # µs UTC
 
 
+_FINISHED_AFTER = (
+    select(*(jobs.c[field.name] for field in fields(Finished)))
+    .where(
+        or_(
+            jobs.c.ended_at > bindparam("_at"),
+            and_(jobs.c.ended_at == bindparam("_at"), jobs.c.num > bindparam("_num")),
+        )
+    )
+    .order_by(jobs.c.ended_at, jobs.c.num)
+    .limit(bindparam("_limit", type_=Integer))
+)
+
+
 def finished_after(tx: Tx, at: int, num: int, *, limit: int) -> list[Finished]:
     """Read jobs that ended after (at, num), ordered by end time."""
-    columns = [jobs.c[field.name] for field in fields(Finished)]
-    later = or_(jobs.c.ended_at > at, and_(jobs.c.ended_at == at, jobs.c.num > num))
-    query = select(*columns).where(later).order_by(jobs.c.ended_at, jobs.c.num).limit(limit)
-    return read(tx, Finished, query)
+    return read(tx, Finished, _FINISHED_AFTER, {"_at": at, "_num": num, "_limit": limit})
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,10 +350,8 @@ def code_in_use(tx: Tx, *, since: int) -> set[str]:
 
 def slot_seconds(tx: Tx, study: int, trial: int) -> dict[int, float]:
     """The slot-seconds of every job that a trial has had, by number, without those of live attempts."""
-    query = select(jobs.c.num, jobs.c.attained_slot_s).where(
-        jobs.c.study == study, jobs.c.trial == trial
-    )
-    return {num: float(spent) for num, spent in tx.conn.execute(query)}
+    where = {"_study": study, "_trial": trial}
+    return {num: float(spent) for num, spent in tx.conn.execute(_SLOT_SECONDS, where)}
 
 
 def last_finished(tx: Tx, *, limit: int) -> list[Finished]:

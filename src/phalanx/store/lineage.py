@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, func, select
+from sqlalchemy import ColumnElement, Select, Table, bindparam, func, select
 
 from phalanx.core.training.checkpoints import step_of
 from phalanx.core.training.ledger import Consumed, merge
-from phalanx.store.database import Tx, read, take_numbers
+from phalanx.store.database import Tx, columns_of, read, take_numbers
 from phalanx.store.jobs import HOLDING_STATES
 from phalanx.store.tables import checkpoints, generations, jobs, ledger_rows, restores, supervisors
 
@@ -18,6 +18,15 @@ Key = tuple[int, int, int]
 """(job, attempt, generation)."""
 QUARANTINED = "quarantined"
 STORED = "stored"
+_OF_GENERATION = (
+    (generations.c.job == bindparam("_job"))
+    & (generations.c.attempt == bindparam("_attempt"))
+    & (generations.c.generation == bindparam("_generation"))
+)
+_FIND_GENERATION = select(generations).where(_OF_GENERATION)
+_INSERT_GENERATION = generations.insert()
+_UPDATE_GENERATION = generations.update().where(_OF_GENERATION)
+_LAST_STEP = select(func.max(generations.c.last_step)).where(generations.c.job == bindparam("_job"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +57,13 @@ class GenerationRow:
     job: int  # job number
     attempt: int  # number in the job
     generation: int  # number in the attempt
-    up_at: int | None  # all ranks run
-    first_step_at: int | None  # the first completed step
-    last_step_at: int | None  # the last completed step
-    first_step: int | None  # its number
-    last_step: int | None  # its number
-    failed_at: int | None  # the first failure
-    ended_at: int | None  # all ranks have ended
+    up_at: int | None = None  # all ranks run
+    first_step_at: int | None = None  # the first completed step
+    last_step_at: int | None = None  # the last completed step
+    first_step: int | None = None  # its number
+    last_step: int | None = None  # its number
+    failed_at: int | None = None  # the first failure
+    ended_at: int | None = None  # all ranks have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,18 +190,21 @@ def last_checkpoint_id(tx: Tx) -> int:
     return int(tx.conn.execute(select(func.max(checkpoints.c.id))).scalar() or 0)
 
 
-def touch_generation(tx: Tx, key: Key, **changes: Any) -> GenerationRow:
-    """Update or insert the row of a generation, and return it."""
-    where = _of_generation(generations, key)
-    row = tx.conn.execute(select(generations).where(where)).mappings().first()
-    if row is None:
-        fresh = dict.fromkeys(column.name for column in generations.columns)
-        fresh |= _columns(key) | changes
-        tx.conn.execute(generations.insert(), fresh)
-        return GenerationRow(**fresh)  # type: ignore[arg-type]
-    if any(row[name] != value for name, value in changes.items()):
-        tx.conn.execute(generations.update().where(where).values(**changes))
-    return GenerationRow(**{**row, **changes})
+def find_generation(tx: Tx, key: Key) -> GenerationRow | None:
+    """Read the row of a generation, or None before anything of it was stored."""
+    where = {f"_{name}": number for name, number in _columns(key).items()}
+    return next(iter(read(tx, GenerationRow, _FIND_GENERATION, where)), None)
+
+
+def put_generation(tx: Tx, row: GenerationRow, before: GenerationRow | None) -> None:
+    """Store the row of a generation; `before` is what is stored, None: nothing."""
+    if before is None:
+        tx.conn.execute(_INSERT_GENERATION, columns_of(row))
+    elif row != before:
+        known = columns_of(before)
+        changes = {name: one for name, one in columns_of(row).items() if one != known[name]}
+        where = {"_job": row.job, "_attempt": row.attempt, "_generation": row.generation}
+        tx.conn.execute(_UPDATE_GENERATION, {**where, **changes})
 
 
 def generations_of(tx: Tx, job: int) -> list[GenerationRow]:
@@ -202,8 +214,7 @@ def generations_of(tx: Tx, job: int) -> list[GenerationRow]:
 
 def last_step(tx: Tx, job: int) -> int:
     """The highest step that any generation of a job has reported; 0 without one."""
-    query = select(func.max(generations.c.last_step)).where(generations.c.job == job)
-    return int(tx.conn.execute(query).scalar() or 0)
+    return int(tx.conn.execute(_LAST_STEP, {"_job": job}).scalar() or 0)
 
 
 def _of_job(table: Table, job: int) -> Select[Any]:
@@ -276,11 +287,7 @@ def count_copies(tx: Tx, job: int) -> dict[str, int]:
     return {state: int(count) for state, count in tx.conn.execute(query.group_by(here.copy_state))}
 
 
-def last_saves(tx: Tx) -> dict[int, tuple[int, float | None]]:
-    """Time and duration (s) of the last save of each job that holds slots and has saved.
-
-    The query makes one index seek per job: a job may have ten thousand checkpoints.
-    """
+def _newest_saves() -> Select[Any]:
     saved = checkpoints.alias()
     newest = (
         select(func.max(checkpoints.c.id))
@@ -288,13 +295,28 @@ def last_saves(tx: Tx) -> dict[int, tuple[int, float | None]]:
         .correlate(jobs)
         .scalar_subquery()
     )
-    query = (
+    return (
         select(saved.c.job, saved.c.created_at, saved.c.took_s)
         .select_from(jobs)
         .join(saved, saved.c.id == newest)
         .where(jobs.c.state.in_(HOLDING_STATES))
     )
-    return {job: (at, took_s) for job, at, took_s in tx.conn.execute(query)}
+
+
+_NEWEST_SAVES = _newest_saves()
+_RESTORING = (
+    select(jobs.c.num)
+    .where(jobs.c.state.in_(HOLDING_STATES))
+    .where(select(restores.c.job).where(restores.c.job == jobs.c.num).exists())
+)
+
+
+def last_saves(tx: Tx) -> dict[int, tuple[int, float | None]]:
+    """Time and duration (s) of the last save of each job that holds slots and has saved.
+
+    The query makes one index seek per job: a job may have ten thousand checkpoints.
+    """
+    return {job: (at, took_s) for job, at, took_s in tx.conn.execute(_NEWEST_SAVES)}
 
 
 def step_counts(tx: Tx, nums: Sequence[int]) -> list[tuple[int, int, int, float]]:
@@ -321,9 +343,4 @@ def step_counts(tx: Tx, nums: Sequence[int]) -> list[tuple[int, int, int, float]
 
 def restoring(tx: Tx) -> set[int]:
     """Jobs that hold slots and have reported a restore: their scripts save on request."""
-    query = (
-        select(jobs.c.num)
-        .where(jobs.c.state.in_(HOLDING_STATES))
-        .where(select(restores.c.job).where(restores.c.job == jobs.c.num).exists())
-    )
-    return set(tx.conn.execute(query).scalars())
+    return set(tx.conn.execute(_RESTORING).scalars())

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam, func, or_, select
+from sqlalchemy import Integer, bindparam, func, or_, select
 
 from phalanx.core.codec import encode
 from phalanx.core.jobs.model import JobCommand
@@ -20,6 +20,38 @@ from phalanx.store.events import kind_of
 from phalanx.store.tables import commands, jobs
 
 TOPIC = "commands"
+_INSERT = commands.insert()
+_FREE = (
+    select(commands)
+    .where(
+        commands.c.done_at.is_(None),
+        commands.c.not_before <= bindparam("_now"),
+        or_(
+            commands.c.lease_expires_at.is_(None), commands.c.lease_expires_at <= bindparam("_now")
+        ),
+    )
+    .order_by(commands.c.id)
+    .limit(bindparam("_limit", type_=Integer))
+    .with_for_update(skip_locked=True)
+)
+_LEASE = (
+    commands.update()
+    .where(commands.c.id.in_(bindparam("_ids", expanding=True)))
+    .values(tries=commands.c.tries + 1)
+)
+_MINE = commands.update().where(
+    commands.c.id == bindparam("_id"),
+    commands.c.lease_token == bindparam("_token"),
+    commands.c.done_at.is_(None),
+)
+_NEXT_AT = select(
+    func.min(func.coalesce(commands.c.lease_expires_at, commands.c.not_before))
+).where(commands.c.done_at.is_(None))
+_LAUNCHED = select(commands.c.job, commands.c.attempt).where(
+    commands.c.job.in_(bindparam("_jobs", expanding=True)),
+    commands.c.kind == "launch_attempt",
+    commands.c.done_at.is_not(None),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +79,7 @@ def add(tx: Tx, fresh: Sequence[tuple[int, JobCommand]], now: int) -> None:
         }
         for index, (num, one) in enumerate(fresh)
     ]
-    tx.conn.execute(commands.insert(), rows)
+    tx.conn.execute(_INSERT, rows)
     tx.touched.topics.add(TOPIC)
 
 
@@ -55,26 +87,10 @@ def lease(
     tx: Tx, *, owner: str, token: str, now: int, expires_at: int, limit: int
 ) -> list[LeasedCommand]:
     """Lease up to `limit` open commands that no other worker is executing, oldest first."""
-    free = or_(commands.c.lease_expires_at.is_(None), commands.c.lease_expires_at <= now)
-    query = (
-        select(commands)
-        .where(commands.c.done_at.is_(None), commands.c.not_before <= now, free)
-        .order_by(commands.c.id)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    )
-    rows = list(tx.conn.execute(query).mappings())
+    rows = list(tx.conn.execute(_FREE, {"_now": now, "_limit": limit}).mappings())
     if rows:
-        tx.conn.execute(
-            commands.update()
-            .where(commands.c.id.in_([row["id"] for row in rows]))
-            .values(
-                lease_owner=owner,
-                lease_token=token,
-                lease_expires_at=expires_at,
-                tries=commands.c.tries + 1,
-            )
-        )
+        mine = {"lease_owner": owner, "lease_token": token, "lease_expires_at": expires_at}
+        tx.conn.execute(_LEASE, {"_ids": [row["id"] for row in rows], **mine})
     return [
         LeasedCommand(row["id"], row["job"], row["attempt"], row["kind"], row["tries"] + 1, token)
         for row in rows
@@ -94,10 +110,8 @@ def retry(tx: Tx, command: LeasedCommand, *, not_before: int, error: str) -> Non
 
 
 def _update_leased(tx: Tx, leased: Sequence[LeasedCommand], changes: dict[str, Any]) -> None:
-    mine = (commands.c.id == bindparam("_id")) & (commands.c.lease_token == bindparam("_token"))
-    update = commands.update().where(mine, commands.c.done_at.is_(None)).values(**changes)
-    rows = [{"_id": one.id, "_token": one.token} for one in leased]
-    if tx.conn.execute(update, rows).rowcount != len(rows):
+    rows = [{"_id": one.id, "_token": one.token, **changes} for one in leased]
+    if tx.conn.execute(_MINE, rows).rowcount != len(rows):
         names = ", ".join(f"{one.id} of job {one.job}" for one in leased)
         raise LeaseLost(f"command {names} was taken over")
 
@@ -128,9 +142,7 @@ def drop_done(tx: Tx, *, before: int, limit: int) -> int:
 
 def next_at(tx: Tx) -> int | None:
     """When the next open command may be executed."""
-    ready = func.coalesce(commands.c.lease_expires_at, commands.c.not_before)
-    query = select(func.min(ready)).where(commands.c.done_at.is_(None))
-    value = tx.conn.execute(query).scalar()
+    value = tx.conn.execute(_NEXT_AT).scalar()
     return None if value is None else int(value)
 
 
@@ -138,9 +150,5 @@ def launched(tx: Tx, live: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
     """Which of these (job, attempt) have been launched: no start of theirs is under way."""
     if not live:
         return set()
-    query = select(commands.c.job, commands.c.attempt).where(
-        commands.c.job.in_([num for num, _ in live]),
-        commands.c.kind == "launch_attempt",
-        commands.c.done_at.is_not(None),
-    )
-    return {(job, attempt) for job, attempt in tx.conn.execute(query)} & set(live)
+    found = tx.conn.execute(_LAUNCHED, {"_jobs": [num for num, _ in live]})
+    return {(job, attempt) for job, attempt in found} & set(live)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.gang.placement import Placement
@@ -17,6 +17,13 @@ from phalanx.store.tables import facts, project_usage, reservations
 PREEMPTION = "preemption"
 MOVE = "move"
 _POLICY = "scheduler_policy"
+_RESERVATIONS = select(reservations).order_by(reservations.c.job)
+_USAGE = select(project_usage).order_by(project_usage.c.project)
+_DELETE_USAGE = project_usage.delete().where(
+    project_usage.c.project.in_(bindparam("_projects", expanding=True))
+)
+_INSERT_USAGE = project_usage.insert()
+_STORED_POLICY = select(facts.c.value).where(facts.c.name == _POLICY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,7 @@ class StoredPolicy:
 def reservations_now(tx: Tx) -> dict[int, StoredReservation]:
     """Return every reservation by its owner."""
     found = {}
-    for row in tx.conn.execute(select(reservations).order_by(reservations.c.job)).mappings():
+    for row in tx.conn.execute(_RESERVATIONS).mappings():
         placement = None if row["placement"] is None else decode(Placement, row["placement"])
         reservation = decode(Reservation, row["body"])
         found[row["job"]] = StoredReservation(
@@ -73,22 +80,20 @@ def remove_reservations(tx: Tx, owners: Iterable[int]) -> None:
 
 def usage_now(tx: Tx) -> dict[str, Usage]:
     """Read the past usage of every project that ever held slots."""
-    query = select(project_usage).order_by(project_usage.c.project)
-    return {one.project: one for one in read(tx, Usage, query)}
+    return {one.project: one for one in read(tx, Usage, _USAGE)}
 
 
 def put_usage(tx: Tx, rows: Mapping[str, Usage]) -> None:
     """Write these projects' usage."""
     if not rows:
         return
-    tx.conn.execute(project_usage.delete().where(project_usage.c.project.in_(list(rows))))
-    tx.conn.execute(project_usage.insert(), [columns_of(one) for one in rows.values()])
+    tx.conn.execute(_DELETE_USAGE, {"_projects": list(rows)})
+    tx.conn.execute(_INSERT_USAGE, [columns_of(one) for one in rows.values()])
 
 
 def stored_policy(tx: Tx) -> StoredPolicy | None:
     """Read the policy that was set; None: that of the start is in effect."""
-    query = select(facts.c.value).where(facts.c.name == _POLICY)
-    value = tx.conn.execute(query).scalar_one_or_none()
+    value = tx.conn.execute(_STORED_POLICY).scalar_one_or_none()
     return None if value is None else decode(StoredPolicy, json.loads(value))
 
 

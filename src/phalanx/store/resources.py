@@ -39,16 +39,16 @@ class AppliedTable:
 
     def __init__(self, table: Table) -> None:
         self._table = table
+        self._all = select(table).order_by(table.c.name)
+        self._stamps = select(table.c.name, table.c.applied_at).order_by(table.c.name)
 
     def now(self, tx: Tx) -> list[Applied]:
         """Everything that is applied, by name."""
-        return read(tx, Applied, select(self._table).order_by(self._table.c.name))
+        return read(tx, Applied, self._all)
 
     def stamps(self, tx: Tx) -> tuple[tuple[str, int], ...]:
         """Name and time of everything that is applied, to detect changes."""
-        here = self._table.c
-        query = select(here.name, here.applied_at).order_by(here.name)
-        return tuple((name, at) for name, at in tx.conn.execute(query))
+        return tuple((name, at) for name, at in tx.conn.execute(self._stamps))
 
     def put(self, tx: Tx, applied: Sequence[Applied]) -> None:
         """Add these or replace those of the same names."""
@@ -63,12 +63,12 @@ class AppliedTable:
 
 pools = AppliedTable(tables.pools)
 projects = AppliedTable(tables.projects)
+_MARKS = select(node_marks).order_by(node_marks.c.node)
 
 
 def marks(tx: Tx) -> dict[str, NodeMark]:
     """Every mark, by node."""
-    query = select(node_marks).order_by(node_marks.c.node)
-    return {one.node: one for one in read(tx, NodeMark, query)}
+    return {one.node: one for one in read(tx, NodeMark, _MARKS)}
 
 
 def mark_node(tx: Tx, mark: NodeMark) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 
 from phalanx.store.database import Tx
 from phalanx.store.jobs import HOLDING_STATES
@@ -37,6 +37,39 @@ class SupervisorRow:
     released_at: int | None  # exit reported, µs UTC
 
 
+_IS = (
+    (supervisors.c.job == bindparam("_job"))
+    & (supervisors.c.attempt == bindparam("_attempt"))
+    & (supervisors.c.node_rank == bindparam("_node_rank"))
+)
+# SQLite, with its one writer, leaves the lock out.
+_FIND = select(supervisors).where(_IS)
+_FIND_LOCKED = _FIND.with_for_update()
+_UPDATE = supervisors.update().where(_IS)
+_INSERT = supervisors.insert()
+_KNOWS_TOKEN = (
+    select(supervisors.c.job).where(supervisors.c.token_hash == bindparam("_hash")).limit(1)
+)
+_OF_JOBS = select(supervisors).where(supervisors.c.job.in_(bindparam("_jobs", expanding=True)))
+_RELEASED = (
+    select(supervisors.c.job, supervisors.c.attempt, supervisors.c.node_rank)
+    .join(jobs, jobs.c.num == supervisors.c.job)
+    .where(
+        jobs.c.state.in_(HOLDING_STATES),
+        supervisors.c.attempt == jobs.c.attempts,
+        supervisors.c.released_at.is_not(None),
+    )
+)
+_EPOCHS = (
+    select(supervisors.c.job, func.min(supervisors.c.epoch), func.max(supervisors.c.num_epochs))
+    .join(jobs, jobs.c.num == supervisors.c.job)
+    .where(
+        jobs.c.state.in_(HOLDING_STATES),
+        supervisors.c.attempt == jobs.c.attempts,
+        supervisors.c.num_epochs.is_not(None),
+    )
+    .group_by(supervisors.c.job)
+)
 _INITIAL: Mapping[str, Any] = {"last_seq": 0, "generation": 0, "phase": "", "pids": []}
 
 
@@ -54,7 +87,7 @@ def expect(tx: Tx, attempts: Sequence[tuple[int, int, int, str]]) -> None:
         if (job, attempt, rank) not in known
     ]
     if fresh:
-        tx.conn.execute(supervisors.insert(), fresh)
+        tx.conn.execute(_INSERT, fresh)
 
 
 def find(tx: Tx, job: int, attempt: int, node_rank: int) -> SupervisorRow | None:
@@ -63,17 +96,14 @@ def find(tx: Tx, job: int, attempt: int, node_rank: int) -> SupervisorRow | None
     A write transaction of PostgreSQL locks the row: a supervisor's retried call waits for the first
     call to be stored, and its reports are then recognized as duplicates.
     """
-    query = select(supervisors).where(_is(job, attempt, node_rank))
-    if not tx.read_only:
-        query = query.with_for_update()  # SQLite, with its one writer, leaves it out
-    row = tx.conn.execute(query).mappings().first()
+    query = _FIND if tx.read_only else _FIND_LOCKED
+    row = tx.conn.execute(query, _key(job, attempt, node_rank)).mappings().first()
     return None if row is None else _row(row)
 
 
 def knows_token(tx: Tx, token_hash: str) -> bool:
     """Whether a token with this hash was ever issued to a supervisor."""
-    query = select(supervisors.c.job).where(supervisors.c.token_hash == token_hash).limit(1)
-    return tx.conn.execute(query).first() is not None
+    return tx.conn.execute(_KNOWS_TOKEN, {"_hash": token_hash}).first() is not None
 
 
 def of_attempt(tx: Tx, job: int, attempt: int) -> list[SupervisorRow]:
@@ -90,9 +120,9 @@ def of_attempts(tx: Tx, live: Sequence[tuple[int, int]]) -> list[SupervisorRow]:
     """Read the supervisors of several attempts, each (job, attempt)."""
     if not live:
         return []
-    query = select(supervisors).where(supervisors.c.job.in_([job for job, _ in live]))
     wanted = set(live)
-    rows = (_row(row) for row in tx.conn.execute(query).mappings())
+    found = tx.conn.execute(_OF_JOBS, {"_jobs": [job for job, _ in live]})
+    rows = (_row(row) for row in found.mappings())
     return [row for row in rows if (row.job, row.attempt) in wanted]
 
 
@@ -107,48 +137,23 @@ def silent_attempts(tx: Tx, job: int) -> set[int]:
 
 def released(tx: Tx) -> set[tuple[int, int, int]]:
     """Supervisors that reported their exit, of jobs that hold slots: (job, attempt, node rank)."""
-    here = supervisors.c
-    query = (
-        select(here.job, here.attempt, here.node_rank)
-        .join(jobs, jobs.c.num == here.job)
-        .where(
-            jobs.c.state.in_(HOLDING_STATES),
-            here.attempt == jobs.c.attempts,
-            here.released_at.is_not(None),
-        )
-    )
-    return {(job, attempt, rank) for job, attempt, rank in tx.conn.execute(query)}
+    return {(job, attempt, rank) for job, attempt, rank in tx.conn.execute(_RELEASED)}
 
 
 def epochs_now(tx: Tx) -> dict[int, tuple[int, int]]:
     """Epochs done (by the slowest node) and planned, of each job that holds slots."""
-    here = supervisors.c
-    query = (
-        select(here.job, func.min(here.epoch), func.max(here.num_epochs))
-        .join(jobs, jobs.c.num == here.job)
-        .where(
-            jobs.c.state.in_(HOLDING_STATES),
-            here.attempt == jobs.c.attempts,
-            here.num_epochs.is_not(None),
-        )
-        .group_by(here.job)
-    )
     return {
-        job: (done, planned) for job, done, planned in tx.conn.execute(query) if done is not None
+        job: (done, planned) for job, done, planned in tx.conn.execute(_EPOCHS) if done is not None
     }
 
 
 def update(tx: Tx, job: int, attempt: int, node_rank: int, **changes: Any) -> None:
     """Update columns of one supervisor."""
-    tx.conn.execute(supervisors.update().where(_is(job, attempt, node_rank)).values(**changes))
+    tx.conn.execute(_UPDATE, {**_key(job, attempt, node_rank), **changes})
 
 
-def _is(job: int, attempt: int, node_rank: int) -> Any:
-    return (
-        (supervisors.c.job == job)
-        & (supervisors.c.attempt == attempt)
-        & (supervisors.c.node_rank == node_rank)
-    )
+def _key(job: int, attempt: int, node_rank: int) -> dict[str, int]:
+    return {"_job": job, "_attempt": attempt, "_node_rank": node_rank}
 
 
 def _row(row: Mapping[Any, Any]) -> SupervisorRow:

@@ -326,8 +326,10 @@ class StoreContract:
             lineage.mark_checkpoint(tx, 1, "/c/3", "quarantined")
             for hi in (5, 9):
                 lineage.put_ledger(tx, LedgerSlice(1, 1, 0, 0, 100, (Consumed(0, 0, hi, 1),)))
-            lineage.touch_generation(tx, (1, 1, 0), up_at=NOW)
-            lineage.touch_generation(tx, (1, 1, 0), first_step=1)
+            begun = lineage.GenerationRow(1, 1, 0, up_at=NOW)
+            lineage.put_generation(tx, begun, lineage.find_generation(tx, (1, 1, 0)))
+            stepped = replace(begun, first_step=1)
+            lineage.put_generation(tx, stepped, lineage.find_generation(tx, (1, 1, 0)))
             return tuple(lineage.add_restore(tx, (1, 1, 1), restored(96)) for _ in range(2))  # type: ignore[return-value]
 
         assert store.transact(work) == (True, False)

@@ -118,6 +118,7 @@ def _apply_gone(
             inbox = Inbox(tx, ref.job, ref.attempt, ref.node_rank, now, offset)
             for result in status.exit.results:
                 read_report(inbox, result)
+            inbox.flush()
             last = ended_event(status.exit.ended, ref.attempt, ref.node_rank, offset)
             ended.setdefault(ref.job, []).extend([*inbox.events, last])
     commit_many(tx, list(ended.items()), now, "executor")

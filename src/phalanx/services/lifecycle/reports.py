@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.core.gang.failures import Failure
@@ -19,7 +19,7 @@ from phalanx.schemas.wire import supervision as wire
 from phalanx.services.lifecycle.commit import LEAVING, Note
 from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
-from phalanx.store.lineage import LedgerSlice
+from phalanx.store.lineage import GenerationRow, LedgerSlice
 from phalanx.store.studies import trial_reports
 from phalanx.store.studies.trial_reports import Taken
 from phalanx.store.telemetry import LogSegment
@@ -38,6 +38,10 @@ class Inbox:
     log_limit: int | None = None  # bytes of output that the job may have stored; None: any number
     events: list[e.JobEvent | Note] = field(default_factory=list)  # to commit at the end
     row: dict[str, Any] = field(default_factory=dict)  # changes of the supervisor's row
+    #: rows of generations by number, as they are stored
+    _stored: dict[int, GenerationRow | None] = field(default_factory=dict)
+    #: the same with what the reports say
+    _generations: dict[int, GenerationRow] = field(default_factory=dict)
 
     def ours(self, at: int) -> int:
         """Convert a time of the supervisor's clock to the server's; never in the future."""
@@ -46,6 +50,23 @@ class Inbox:
     def key(self, generation: int) -> lineage.Key:
         """The key of a generation in the lineage tables."""
         return (self.job, self.attempt, generation)
+
+    def generation(self, number: int) -> GenerationRow:
+        """The times of a generation as they are with the reports so far."""
+        if number not in self._generations:
+            key = self.key(number)
+            known = self._stored[number] = lineage.find_generation(self.tx, key)
+            self._generations[number] = GenerationRow(*key) if known is None else known
+        return self._generations[number]
+
+    def touch(self, number: int, **times: int) -> None:
+        """Change times of a generation."""
+        self._generations[number] = replace(self.generation(number), **times)
+
+    def flush(self) -> None:
+        """Store the times of generations that the reports have changed."""
+        for number, row in self._generations.items():
+            lineage.put_generation(self.tx, row, self._stored[number])
 
 
 def read_report(inbox: Inbox, report: wire.Report) -> None:
@@ -99,7 +120,7 @@ def _node_ready(inbox: Inbox, report: wire.NodeReadyReport) -> None:
 def _ranks_started(inbox: Inbox, report: wire.RanksStartedReport) -> None:
     inbox.events.append(e.RanksStarted(inbox.attempt, report.generation, inbox.node_rank))
     inbox.row |= {"generation": report.generation, "pids": report.pids, "warm": report.warm}
-    lineage.touch_generation(inbox.tx, inbox.key(report.generation), up_at=inbox.now)
+    inbox.touch(report.generation, up_at=inbox.now)
 
 
 def _rank_failed(inbox: Inbox, report: wire.RankFailedReport | wire.RanksStalledReport) -> None:
@@ -114,10 +135,10 @@ def _record_failure(inbox: Inbox, generation: int, failure: Failure) -> None:
     """Keep the earliest failure time of the generation; collateral failures are left out."""
     if failure.collateral:
         return
-    known = lineage.touch_generation(inbox.tx, inbox.key(generation)).failed_at
+    known = inbox.generation(generation).failed_at
     at = min(failure.at, inbox.now)
     if known is None or at < known:
-        lineage.touch_generation(inbox.tx, inbox.key(generation), failed_at=at)
+        inbox.touch(generation, failed_at=at)
 
 
 def _ranks_ended(inbox: Inbox, report: wire.RanksEndedReport) -> None:
@@ -126,7 +147,7 @@ def _ranks_ended(inbox: Inbox, report: wire.RanksEndedReport) -> None:
     inbox.row["pids"] = []
     if event.failure is not None:
         _record_failure(inbox, report.generation, event.failure)
-    lineage.touch_generation(inbox.tx, inbox.key(report.generation), ended_at=inbox.now)
+    inbox.touch(report.generation, ended_at=inbox.now)
     if report.step is not None:
         record_step(inbox, report.generation, report.step, inbox.now)
 
@@ -281,14 +302,14 @@ def _leaving(inbox: Inbox, report: wire.LeavingReport) -> None:
 
 def record_step(inbox: Inbox, generation: int, step: int, at: int) -> None:
     """Record a completed step: the first and the last one of a generation are kept."""
-    known = lineage.touch_generation(inbox.tx, inbox.key(generation))
+    known = inbox.generation(generation)
     changes: dict[str, int] = {}
     if known.first_step_at is None or at < known.first_step_at:
         changes |= {"first_step_at": at, "first_step": step}
     if known.last_step is None or step > known.last_step:
         changes |= {"last_step_at": at, "last_step": step}
     if changes:
-        lineage.touch_generation(inbox.tx, inbox.key(generation), **changes)
+        inbox.touch(generation, **changes)
 
 
 def read_heartbeat(inbox: Inbox, beat: wire.Heartbeat, known: supervisors.SupervisorRow) -> None:

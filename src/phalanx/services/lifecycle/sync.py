@@ -49,14 +49,22 @@ def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: i
             f"the supervisor speaks protocol {request.protocol}, "
             f"this control plane {_PROTOCOLS.start} to {PROTOCOL}"
         )
-    known = platform.store.view(lambda tx: _known(tx, request))
-    _authenticate(known, token)
-    assert known is not None
-    if _brings_news(request, known, now):
-        acked = platform.store.transact(lambda tx: _receive(tx, request, now, platform.log_limit))
-    else:
+
+    def look(tx: Tx) -> tuple[SupervisorRow, Orders]:
+        return _known(tx, request, token), _orders(tx, request, _job(tx, request), now)
+
+    def receive(tx: Tx) -> tuple[int, Orders]:
+        known = _known(tx, request, token)
+        acked, job = _receive(tx, request, known, now, platform.log_limit)
+        return acked, _orders(tx, request, job, now)
+
+    known, orders, acked = None, None, 0
+    if not request.reports:
+        known, orders = platform.store.view(look)
         acked = known.last_seq
-    orders = orders_for(platform, request, now)
+    if known is None or orders is None or _brings_news(request, known, now):
+        # One transaction for reports and orders: a short trial makes as many calls as a long one.
+        acked, orders = platform.store.transact(receive)
     response = SyncResponse(acked=acked, orders=orders, server_now=now)
     return SyncAnswer(response, bool(request.reports) or orders.version != request.seen)
 
@@ -64,13 +72,18 @@ def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: i
 def orders_for(platform: Platform, request: SyncRequest, now: int) -> Orders:
     """The orders of one supervisor at `now`."""
 
-    def look(tx: Tx) -> tuple[Job, int]:
-        job = jobs.load(tx, request.job).job
-        # In its first generation a job has made no step.
-        resumes = job.attempts > 1 or (job.attempt is not None and job.attempt.generation > 0)
-        return job, lineage.last_step(tx, request.job) if resumes else 0
+    return platform.store.view(lambda tx: _orders(tx, request, _job(tx, request), now))
 
-    job, last_step = platform.store.view(look)
+
+def _job(tx: Tx, request: SyncRequest) -> Job:
+    # Supervisors of one job report at the same time: those that do not change it need no lock.
+    return jobs.load(tx, request.job, lock=False).job
+
+
+def _orders(tx: Tx, request: SyncRequest, job: Job, now: int) -> Orders:
+    # In its first generation a job has made no step.
+    resumes = job.attempts > 1 or (job.attempt is not None and job.attempt.generation > 0)
+    last_step = lineage.last_step(tx, request.job) if resumes else 0
     return Orders.from_core(desired(job, request.attempt, request.node_rank), now, last_step)
 
 
@@ -113,8 +126,12 @@ def supervisor_secrets(
     return secret_values(platform, stored, asked[2])
 
 
-def _known(tx: Tx, request: SyncRequest) -> SupervisorRow | None:
-    return supervisors.find(tx, request.job, request.attempt, request.node_rank)
+def _known(tx: Tx, request: SyncRequest, token: str) -> SupervisorRow:
+    """The row of the supervisor that calls. Raises Unauthenticated."""
+    known = supervisors.find(tx, request.job, request.attempt, request.node_rank)
+    _authenticate(known, token)
+    assert known is not None
+    return known
 
 
 def _authenticate(known: SupervisorRow | None, token: str) -> None:
@@ -134,9 +151,10 @@ def _brings_news(request: SyncRequest, known: SupervisorRow, now: int) -> bool:
     )
 
 
-def _receive(tx: Tx, request: SyncRequest, now: int, log_limit: int | None) -> int:
-    known = _known(tx, request)
-    assert known is not None
+def _receive(
+    tx: Tx, request: SyncRequest, known: SupervisorRow, now: int, log_limit: int | None
+) -> tuple[int, Job]:
+    """Store what a call brings; returns the number of the last report and the job after them."""
     seen_at = now if known.last_seen_at is None else known.last_seen_at
     offset = estimate_offset(
         known.clock_offset_us,
@@ -157,9 +175,11 @@ def _receive(tx: Tx, request: SyncRequest, now: int, log_limit: int | None) -> i
     inbox.row["last_seq"] = last_seq
     where = (request.job, request.attempt, request.node_rank)
     supervisors.update(tx, *where, **inbox.row)
-    if inbox.events:
-        commit_events(tx, request.job, inbox.events, now, f"supervisor:n{request.node_rank}")
-    return last_seq
+    inbox.flush()
+    if not inbox.events:
+        return last_seq, _job(tx, request)
+    actor = f"supervisor:n{request.node_rank}"
+    return last_seq, commit_events(tx, request.job, inbox.events, now, actor).job
 
 
 def estimate_offset(

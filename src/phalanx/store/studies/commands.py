@@ -6,11 +6,11 @@ lease is needed. A suggestion is computed outside of any transaction; the same c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, Integer, Select, bindparam, func, select
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.search.model import StudyCommand
@@ -45,6 +45,33 @@ class OpenCommand:
 
 
 _COLUMNS = [study_commands.c[one.name] for one in fields(OpenCommand)]
+_INSERT = study_commands.insert()
+_FINISH = (
+    study_commands.delete()
+    .where(study_commands.c.id.in_(bindparam("_ids", expanding=True)))
+    .returning(study_commands.c.id)
+)
+_WAITING = select(study_commands.c.study, study_commands.c.trial).where(
+    study_commands.c.study.in_(bindparam("_studies", expanding=True)),
+    study_commands.c.kind != ASK,
+    study_commands.c.trial.is_not(None),
+)
+
+
+def _both(query: Callable[[ColumnElement[bool]], Select[Any]]) -> dict[bool, Select[Any]]:
+    """A query for asks (True) and one for all other commands (False)."""
+    return {True: query(study_commands.c.kind == ASK), False: query(study_commands.c.kind != ASK)}
+
+
+_DUE = _both(
+    lambda kind: (
+        select(*_COLUMNS)
+        .where(study_commands.c.not_before <= bindparam("_now"), kind)
+        .order_by(study_commands.c.id)
+        .limit(bindparam("_limit", type_=Integer))
+    )
+)
+_NEXT_AT = _both(lambda kind: select(func.min(study_commands.c.not_before)).where(kind))
 
 
 def add(tx: Tx, fresh: Sequence[tuple[int, int, StudyCommand]], now: int) -> None:
@@ -61,7 +88,7 @@ def add(tx: Tx, fresh: Sequence[tuple[int, int, StudyCommand]], now: int) -> Non
         }
         for index, (num, seq, one) in enumerate(fresh)
     ]
-    tx.conn.execute(study_commands.insert(), rows)
+    tx.conn.execute(_INSERT, rows)
     kinds = {row["kind"] for row in rows}
     tx.touched.topics.update({STUDY_COMMANDS} if kinds - {ASK} else ())
     tx.touched.topics.update({SUGGESTIONS} if ASK in kinds else ())
@@ -69,10 +96,7 @@ def add(tx: Tx, fresh: Sequence[tuple[int, int, StudyCommand]], now: int) -> Non
 
 def due(tx: Tx, now: int, *, only_asks: bool, limit: int = 500) -> list[OpenCommand]:
     """Up to `limit` commands that are due, oldest first: those for suggestions, or all others."""
-    here = study_commands.c
-    kind = here.kind == ASK if only_asks else here.kind != ASK
-    query = select(*_COLUMNS).where(here.not_before <= now, kind).order_by(here.id).limit(limit)
-    return read(tx, OpenCommand, query)
+    return read(tx, OpenCommand, _DUE[only_asks], {"_now": now, "_limit": limit})
 
 
 def finish(tx: Tx, ids: Sequence[int]) -> set[int]:
@@ -82,8 +106,7 @@ def finish(tx: Tx, ids: Sequence[int]) -> set[int]:
     """
     if not ids:
         return set()
-    gone = study_commands.delete().where(study_commands.c.id.in_(list(ids)))
-    return set(tx.conn.execute(gone.returning(study_commands.c.id)).scalars())
+    return set(tx.conn.execute(_FINISH, {"_ids": list(ids)}).scalars())
 
 
 def put_back(tx: Tx, one: OpenCommand, now: int, *, not_before: int) -> None:
@@ -95,11 +118,8 @@ def put_back(tx: Tx, one: OpenCommand, now: int, *, not_before: int) -> None:
 
 def waiting_trials(tx: Tx, studies: Sequence[int]) -> set[tuple[int, int]]:
     """The trials (study, number) of these studies that have an open command other than an ask."""
-    here = study_commands.c
-    query = select(here.study, here.trial).where(
-        here.study.in_(list(studies)), here.kind != ASK, here.trial.is_not(None)
-    )
-    return {(study, trial) for study, trial in tx.conn.execute(query)}
+    found = tx.conn.execute(_WAITING, {"_studies": list(studies)})
+    return {(study, trial) for study, trial in found}
 
 
 def of_study(tx: Tx, num: int) -> list[OpenCommand]:
@@ -111,7 +131,5 @@ def of_study(tx: Tx, num: int) -> list[OpenCommand]:
 
 def next_at(tx: Tx, *, only_asks: bool) -> int | None:
     """When the next command is due; None without open commands."""
-    here = study_commands.c
-    kind = here.kind == ASK if only_asks else here.kind != ASK
-    value = tx.conn.execute(select(func.min(here.not_before)).where(kind)).scalar()
+    value = tx.conn.execute(_NEXT_AT[only_asks]).scalar()
     return None if value is None else int(value)

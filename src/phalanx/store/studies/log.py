@@ -20,6 +20,7 @@ from phalanx.store.events import kind_of
 from phalanx.store.tables import study_events
 
 STUDY_EVENT_VERSION = 1
+_INSERT = study_events.insert()
 STUDY_EVENT_KINDS: Mapping[str, type[StudyEvent]] = {
     kind_of(kind): kind for kind in STUDY_EVENT_TYPES
 }
@@ -58,7 +59,7 @@ def append(tx: Tx, fresh: Sequence[NewStudyEvent]) -> None:
     """Add events, of one study or many."""
     if fresh:
         rows = [{"v": STUDY_EVENT_VERSION, **columns_of(one)} for one in fresh]
-        tx.conn.execute(study_events.insert(), rows)
+        tx.conn.execute(_INSERT, rows)
 
 
 def of_study(

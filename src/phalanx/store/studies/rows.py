@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, or_, select
+from sqlalchemy import Integer, and_, bindparam, func, or_, select
 
 from phalanx.errors import NotFound, StaleRow
 from phalanx.kit.text import study_label
@@ -96,6 +96,30 @@ class StudyFilter:
 
 _HEADER = tuple(one.name for one in fields(StudyHeader))
 _PROGRESS = tuple(one.name for one in fields(StudyProgress))
+_SAVE = studies.update().where(
+    studies.c.num == bindparam("_num"), studies.c.version == bindparam("_version")
+)
+# SQLite, with its one writer, leaves the lock out.
+_SOME = (
+    select(studies)
+    .where(studies.c.num.in_(bindparam("_nums", expanding=True)))
+    .order_by(studies.c.num)
+)
+_SOME_LOCKED = _SOME.with_for_update()
+_WAKING = (
+    select(studies.c.num)
+    .where(studies.c.wake_at <= bindparam("_now"))
+    .order_by(studies.c.wake_at)
+    .limit(bindparam("_limit", type_=Integer))
+)
+_NEXT_WAKE_AT = select(func.min(studies.c.wake_at))
+_INSERT_TRIALS = trials.insert()
+_TIMES = ("started_at", "ended_at")
+_UPDATE_TRIALS = (
+    trials.update()
+    .where(trials.c.study == bindparam("_study"), trials.c.trial == bindparam("_trial"))
+    .values({name: func.coalesce(trials.c[name], bindparam(f"_{name}")) for name in _TIMES})
+)
 
 
 def new_num(tx: Tx) -> int:
@@ -112,26 +136,22 @@ def insert(tx: Tx, header: StudyHeader, progress: StudyProgress) -> StoredStudy:
 
 def save(tx: Tx, before: StoredStudy, progress: StudyProgress, num_events: int) -> StoredStudy:
     """Save a study after some more events. Raises StaleRow if its row changed since it was read."""
-    here = studies.c
     version, last_seq = before.version + 1, before.last_seq + num_events
-    update = studies.update().where(here.num == before.header.num, here.version == before.version)
+    where = {"_num": before.header.num, "_version": before.version}
     values = {**columns_of(progress), "version": version, "last_seq": last_seq}
-    if tx.conn.execute(update.values(**values)).rowcount != 1:
+    if tx.conn.execute(_SAVE, {**where, **values}).rowcount != 1:
         raise StaleRow(f"{study_label(before.header.num)} changed since it was read")
     return StoredStudy(before.header, progress, version, last_seq)
 
 
 def load(tx: Tx, num: int) -> StoredStudy:
     """Read one study. Raises NotFound. A write transaction of PostgreSQL locks the row."""
-    query = select(studies).where(studies.c.num == num)
-    if not tx.read_only:
-        query = query.with_for_update()
-    row = tx.conn.execute(query).mappings().first()
-    if row is None:
+    found = load_many(tx, [num])
+    if not found:
         raise NotFound(
             f"there is no study {study_label(num)}", "`phalanx sweep ls` lists the studies"
         )
-    return _stored(row)
+    return found[num]
 
 
 def load_many(tx: Tx, nums: Sequence[int]) -> dict[int, StoredStudy]:
@@ -139,11 +159,9 @@ def load_many(tx: Tx, nums: Sequence[int]) -> dict[int, StoredStudy]:
     found: dict[int, StoredStudy] = {}
     wanted = sorted(set(nums))
     for start in range(0, len(wanted), _BATCH):
-        some = studies.c.num.in_(wanted[start : start + _BATCH])
-        query = select(studies).where(some).order_by(studies.c.num)
-        if not tx.read_only:
-            query = query.with_for_update()
-        found |= {row["num"]: _stored(row) for row in tx.conn.execute(query).mappings()}
+        query = _SOME if tx.read_only else _SOME_LOCKED
+        rows = tx.conn.execute(query, {"_nums": wanted[start : start + _BATCH]}).mappings()
+        found |= {row["num"]: _stored(row) for row in rows}
     return found
 
 
@@ -179,14 +197,12 @@ def count_working(tx: Tx) -> int:
 
 def waking(tx: Tx, now: int, limit: int = 500) -> list[int]:
     """Numbers of studies with a timer due by `now`, the earliest first."""
-    here = studies.c
-    query = select(here.num).where(here.wake_at <= now).order_by(here.wake_at).limit(limit)
-    return list(tx.conn.execute(query).scalars())
+    return list(tx.conn.execute(_WAKING, {"_now": now, "_limit": limit}).scalars())
 
 
 def next_wake_at(tx: Tx) -> int | None:
     """The due time of the earliest timer; None without timers."""
-    value = tx.conn.execute(select(func.min(studies.c.wake_at))).scalar()
+    value = tx.conn.execute(_NEXT_WAKE_AT).scalar()
     return None if value is None else int(value)
 
 
@@ -207,23 +223,15 @@ def put_trials(tx: Tx, fresh: Sequence[TrialRow], changed: Sequence[TrialRow]) -
     Times that are stored stay as they are.
     """
     if fresh:
-        tx.conn.execute(trials.insert(), [columns_of(one) for one in fresh])
+        tx.conn.execute(_INSERT_TRIALS, [columns_of(one) for one in fresh])
     if changed:
-        here = trials.c
-        update = trials.update().where(
-            here.study == bindparam("_study"), here.trial == bindparam("_trial")
-        )
-        once = {
-            name: func.coalesce(here[name], bindparam(f"_{name}"))
-            for name in ("started_at", "ended_at")
-        }
-        tx.conn.execute(update.values(**once), [_changed(one) for one in changed])
+        tx.conn.execute(_UPDATE_TRIALS, [_changed(one) for one in changed])
 
 
 def _changed(row: TrialRow) -> dict[str, Any]:
     values = columns_of(row)
     del values["submitted_at"]
-    for name in ("study", "trial", "started_at", "ended_at"):
+    for name in ("study", "trial", *_TIMES):
         values[f"_{name}"] = values.pop(name)
     return values
 

@@ -7,13 +7,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Integer, Select, bindparam, func, select
 
 from phalanx.store.database import Tx, take_numbers
 from phalanx.store.tables import trial_reports
 
 TRIAL_REPORTS = "trial_reports"
 """The notification topic of new reports."""
+_KNOWN = select(trial_reports.c.value, trial_reports.c.checkpoint).where(
+    trial_reports.c.job == bindparam("_job"), trial_reports.c.unit == bindparam("_unit")
+)
+_INSERT = trial_reports.insert()
+_ORDERED = (
+    select(trial_reports).order_by(trial_reports.c.id).limit(bindparam("_limit", type_=Integer))
+)
+_AFTER = _ORDERED.where(trial_reports.c.id > bindparam("_after"))
+_OF_JOBS = _ORDERED.where(trial_reports.c.job.in_(bindparam("_jobs", expanding=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +55,10 @@ def add(tx: Tx, report: Mapping[str, Any]) -> Taken:
 
     Values that are not finite are texts, as JSON has none.
     """
-    here = trial_reports.c
-    same = (here.job == report["job"]) & (here.unit == report["unit"])
-    known = tx.conn.execute(select(here.value, here.checkpoint).where(same)).first()
+    where = {"_job": report["job"], "_unit": report["unit"]}
+    known = tx.conn.execute(_KNOWN, where).first()
     if known is None:
-        tx.conn.execute(trial_reports.insert(), {"id": take_numbers(tx, "trial_report"), **report})
+        tx.conn.execute(_INSERT, {"id": take_numbers(tx, "trial_report"), **report})
         tx.touched.topics.add(TRIAL_REPORTS)
         return Taken.STORED
     if known.value != report["value"]:
@@ -59,6 +67,8 @@ def add(tx: Tx, report: Mapping[str, Any]) -> Taken:
         # A new number, so that readers that go by it see the row again.
         fresh = {name: report[name] for name in ("checkpoint", "final")}
         fresh["id"] = take_numbers(tx, "trial_report")
+        here = trial_reports.c
+        same = (here.job == report["job"]) & (here.unit == report["unit"])
         tx.conn.execute(trial_reports.update().where(same).values(**fresh))
         tx.touched.topics.add(TRIAL_REPORTS)
         return Taken.COMPLETED
@@ -67,13 +77,12 @@ def add(tx: Tx, report: Mapping[str, Any]) -> Taken:
 
 def after(tx: Tx, last: int, *, limit: int = 1000) -> list[TrialReportRow]:
     """Reports of all jobs behind an id, in the order of arrival."""
-    here = trial_reports.c
-    return _rows(tx, here.id > last, limit)
+    return _rows(tx, _AFTER, {"_after": last, "_limit": limit})
 
 
 def of_jobs(tx: Tx, jobs: Sequence[int], *, limit: int = 10_000) -> list[TrialReportRow]:
     """Reports of these jobs, in the order of arrival."""
-    return _rows(tx, trial_reports.c.job.in_(list(jobs)), limit)
+    return _rows(tx, _OF_JOBS, {"_jobs": list(jobs), "_limit": limit})
 
 
 def last_id(tx: Tx) -> int:
@@ -81,8 +90,7 @@ def last_id(tx: Tx) -> int:
     return int(tx.conn.execute(select(func.max(trial_reports.c.id))).scalar() or 0)
 
 
-def _rows(tx: Tx, where: Any, limit: int) -> list[TrialReportRow]:
-    query = select(trial_reports).where(where).order_by(trial_reports.c.id).limit(limit)
+def _rows(tx: Tx, query: Select[Any], values: Mapping[str, Any]) -> list[TrialReportRow]:
     return [
         TrialReportRow(
             **{
@@ -91,5 +99,5 @@ def _rows(tx: Tx, where: Any, limit: int) -> list[TrialReportRow]:
                 "metrics": {name: float(one) for name, one in row["metrics"].items()},
             }
         )
-        for row in tx.conn.execute(query).mappings()
+        for row in tx.conn.execute(query, values).mappings()
     ]
