@@ -1,8 +1,9 @@
 """Studies of every method while the processes that run them are killed at random: `pytest -m proof`.
 
-KILLS sets the number of SIGKILLs for each method (25), METHODS the methods, SEED the seed. Each study is
-compared with the same one undisturbed. Trials use no torch: they commit folders, report, and pause at
-their targets by the records that `run.report` writes.
+KILLS sets the number of SIGKILLs for each method (25), METHODS the methods, SEED the seed, GUARD_S how
+long a study may take, and RECORD a file that gets one line for each method. Each study is compared with
+the same one undisturbed. Trials use no torch: they commit folders, report, and pause at their targets by
+the records that `run.report` writes; a fork of a population begins as `phalanx.train.init` has it begin.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import random
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -32,18 +34,40 @@ from support.waiting import wait_until
 
 pytestmark = pytest.mark.proof
 KILLS, SEED = int(os.environ.get("KILLS", "25")), int(os.environ.get("SEED", "0"))
-ALL = ("random", "grid", "qmc", "tpe", "bayesian", "asha", "asha-stopping", "hyperband")
+ALL = (
+    "random",
+    "grid",
+    "qmc",
+    "tpe",
+    "bayesian",
+    "asha",
+    "asha-stopping",
+    "hyperband",
+    "pbt",
+    "pb2",
+)
 METHODS = tuple(os.environ.get("METHODS", ",".join(ALL)).split(","))
-GUARD_S = 1200.0
-TRIALS = 12
+GUARD_S = float(os.environ.get("GUARD_S", "1200"))
+RECORD = os.environ.get("RECORD")
+TRIALS, MEMBERS = 12, 4
+POPULATIONS = ("pbt", "pb2")
+# Of these the whole course is compared: which trials there are, and how each ended.
+ONE_COURSE = ("random", "grid", "qmc", "tpe", "bayesian", *POPULATIONS)
+GIT = subprocess.run(
+    ["git", "rev-parse", "--short", "HEAD"],
+    cwd=Path(__file__).parent,
+    capture_output=True,
+    text=True,
+).stdout.strip()
 SCRIPT = """
 import time
 from pathlib import Path
 
+from phalanx import checkpoint
 from phalanx.core.contract.records import ReportRecord, RestoredRecord, StepRecord, StoppedRecord
 from phalanx.train.gang import context
 from phalanx.train.gang.report import report_to
-from phalanx.train.state import folders
+from phalanx.train.state import folders, warm_start
 
 info = context.read()
 report = report_to(info.report_file, lambda: time.time_ns() // 1000)
@@ -63,6 +87,8 @@ def paused():
     return final
 
 
+if info.trial.fork_of is not None:
+    warm_start.adopt(info.trial.fork_of.path, info, checkpoint.Disk())
 found = folders.newest()
 if found is not None:
     unit, total, path = found[1], float((found[0] / "total").read_text()), str(found[0])
@@ -102,13 +128,16 @@ def study_of(method: str) -> dict[str, Any]:
         search["init_points"] = 4
     x = {"values": [0, 1, 2, 3]} if method == "grid" else {"float": [0.0, 4.0]}
     y = {"values": [0, 1, 2]} if method == "grid" else {"float": [0.0, 1.0]}
+    alone = method in ("tpe", "bayesian", *POPULATIONS)
+    population = {"size": MEMBERS, "every": 1, "max": 3, "quantile": 0.25}
     limits = {"rank_crash": "unlimited", "start_failed": "unlimited", "user_error": "unlimited"}
     return {
         "schema": 1, "kind": "study", "name": method,
         "objective": {"metric": "val_loss", "goal": "minimize"},
         "search": search, "space": {"x": x, "y": y},
-        "trials": {"max": TRIALS, "parallel": 1 if method in ("tpe", "bayesian") else 2},
+        "trials": {"parallel": 1 if alone else 2} | ({} if method in POPULATIONS else {"max": TRIALS}),
         **({"rungs": chosen[method]} if method in chosen else {}),
+        **({"population": population} if method in POPULATIONS else {}),
         "job": {"run": [sys.executable, "trial.py"], "framework": "none",
                 "recovery": {**limits, "node_lost": "unlimited", "max_restarts_without_progress": 100},
                 "resources": {"nodes": 1, "slots_per_node": 1}},
@@ -188,8 +217,14 @@ def test_kills_lose_and_double_no_trial(root: Path, method: str, capsys: Any) ->
     checked(killed, calm, method)
     statuses = Counter(one[2] for one in killed.trials())
     attempts = killed.ask("select count(*), sum(attempts) from jobs")
+    line = (
+        f"| {method} | {SEED} | {kills.total()} | {dict(kills)} | {dict(statuses)} | {attempts} |"
+    )
     with capsys.disabled():
-        print(f"\n| {method} | {kills.total()} | {dict(kills)} | {dict(statuses)} | {attempts} |")
+        print(f"\n{line}")
+    if RECORD:
+        with open(RECORD, "a") as record:
+            record.write(f"{line} {GIT} |\n")
 
 
 def checked(killed: Disturbed, calm: Disturbed, method: str) -> None:
@@ -198,7 +233,7 @@ def checked(killed: Disturbed, calm: Disturbed, method: str) -> None:
     assert state == calm.ask("select state, reason_code from studies")[0]
     found, expected = killed.trials(), calm.trials()
     assert [one[:2] for one in found] == [one[:2] for one in expected]
-    assert len(found) == TRIALS
+    assert len(found) >= MEMBERS + 2 if method in POPULATIONS else len(found) == TRIALS
     jobs = [one[3] for one in found]
     assert None not in jobs
     assert sorted(jobs) == [num for (num,) in killed.ask("select num from jobs order by num")]
@@ -208,9 +243,15 @@ def checked(killed: Disturbed, calm: Disturbed, method: str) -> None:
     values = {(one[0], unit): value for one, unit, value in _values(killed)}
     for one, unit, value in _values(calm):
         assert values.get((one[0], unit), value) == value
-    if method in ("random", "grid", "qmc", "tpe", "bayesian"):
-        assert {one[2] for one in found} == {"completed"}
+    if method in ONE_COURSE:
+        assert [one[2] for one in found] == [one[2] for one in expected]
         assert [one[4] for one in found] == [one[4] for one in expected]
+    if method in ONE_COURSE and method not in POPULATIONS:
+        assert {one[2] for one in found} == {"completed"}
+    # What the study has settled is what its jobs held.
+    held = "select trial, sum(attained_slot_s) from jobs group by trial order by trial"
+    settled = killed.ask("select trial, slot_s from trials order by trial")
+    assert settled == [(one, pytest.approx(slot_s)) for one, slot_s in killed.ask(held)]
     store = open_store(killed.home.path / "db" / "phalanx.sqlite")
     try:
         fresh = store.view(
