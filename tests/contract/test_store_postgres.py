@@ -5,17 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import JSON, Boolean, MetaData, create_engine, insert, inspect
+from sqlalchemy import JSON, Boolean, MetaData, create_engine, event, insert, inspect, text
 
-from phalanx.store import Store, events, jobs, migrate, open_store, planning, telemetry
+from phalanx.errors import Unauthenticated
+from phalanx.services.resources import credentials
+from phalanx.store import Store, events, jobs, lineage, migrate, open_store, planning, telemetry
+from phalanx.store.credentials import SESSION
+from phalanx.store.studies import checkpoint_pins
 from phalanx.store.tables import metadata
-from phalanx.testing.stores import Reopen, StoreContract
+from phalanx.testing.stores import NOW, Reopen, StoreContract, saved
 from phalanx.testing.study_stores import StudyStoreContract
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.extras
 _numbers = itertools.count(1)
@@ -101,3 +108,84 @@ def _converted(table: Any, row: sqlite3.Row) -> dict[str, Any]:
         elif isinstance(column.type, Boolean) and value is not None:
             values[column.name] = bool(value)
     return values
+
+
+# -- two transactions at the same instant --------------------------------------------------------
+
+
+@pytest.fixture
+def store(server: Any) -> Iterator[Store]:
+    name = f"phalanx_race_{next(_numbers)}"
+    server.psql(f"CREATE DATABASE {name}")
+    one = open_store(server.get_uri(database=name))
+    yield one
+    one.close()
+
+
+def race(
+    store: Store, after: str, first: Callable[[], Any], second: Callable[[], Any]
+) -> list[Any]:
+    """The results of two calls: the second one begins behind the first one's statement on `after`.
+
+    The first goes on when the second has ended, or waits for a lock of the first.
+    """
+    results: list[Any] = [None, None]
+
+    def run(at: int, call: Callable[[], Any]) -> None:
+        try:
+            results[at] = call()
+        except Exception as error:
+            results[at] = error
+
+    one = threading.Thread(target=run, args=(0, first))
+    other = threading.Thread(target=run, args=(1, second))
+
+    def waits() -> bool:
+        blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        seen = store.view(lambda tx: tx.conn.execute(text(blocked)).first())
+        return seen is not None or not other.is_alive()
+
+    def behind(_conn: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        mine = threading.current_thread() is one and other.ident is None
+        if mine and statement.startswith(after):
+            other.start()
+            wait_until(waits, "the other transaction")
+
+    event.listen(store._engine, "after_cursor_execute", behind)
+    one.start()
+    one.join()
+    other.join()
+    return results
+
+
+@pytest.mark.parametrize("first", ["pin", "removal"])
+def test_a_pin_and_a_removal_at_the_same_instant_exclude_each_other(
+    store: Store, first: str
+) -> None:
+    """Red without FOR UPDATE in the second statement of each pair."""
+    store.transact(lambda tx: lineage.add_checkpoint(tx, (1, 1, 0), saved("/c/3", 3)))
+
+    def pin() -> bool:
+        return store.transact(lambda tx: checkpoint_pins.pin(tx, 1, "/c/3", "s-1", NOW))
+
+    def remove() -> bool:
+        return bool(store.transact(lambda tx: checkpoint_pins.mark_removed(tx, 1, ["/c/3"])))
+
+    calls = (pin, remove) if first == "pin" else (remove, pin)
+    assert race(store, "SELECT checkpoints.", *calls) == [True, False]
+    (row,) = store.view(lambda tx: lineage.checkpoints_of(tx, 1))
+    held = store.view(lambda tx: checkpoint_pins.pinned(tx, 1))
+    assert (row.state, held) == (("valid", {"/c/3"}) if first == "pin" else ("removed", set()))
+
+
+def test_of_two_uses_of_a_login_link_at_the_same_instant_one_is_refused(store: Store) -> None:
+    platform = SimpleNamespace(store=store)
+    ticket = credentials.login_ticket("admin", NOW)
+
+    def use() -> str:
+        return credentials.open_with_ticket(platform, "admin", ticket, NOW)  # type: ignore[arg-type]
+
+    opened, refused = race(store, "INSERT INTO credentials", use, use)
+    assert isinstance(opened, str) and isinstance(refused, Unauthenticated)
+    assert "was used" in str(refused)
+    assert credentials.grant_of(platform, opened, SESSION, NOW) is not None  # type: ignore[arg-type]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, or_, select
+from sqlalchemy import ColumnElement, or_, select, text
 
 from phalanx.store.database import Tx, columns_of, read
 from phalanx.store.tables import credentials
@@ -35,6 +36,21 @@ class Credential:
 def insert(tx: Tx, one: Credential) -> None:
     """Store a new credential."""
     tx.conn.execute(credentials.insert(), {**columns_of(one), "scopes": list(one.scopes)})
+
+
+def insert_once(tx: Tx, one: Credential) -> bool:
+    """Store a new credential unless one with its hash is there; returns whether it was stored.
+
+    Another transaction that stores the same one is waited for.
+    """
+    # An expired one is as good as none, and its hash would be taken.
+    drop_expired(tx, one.created_at)
+    statement = text(
+        "INSERT INTO credentials (id, kind, name, scopes, hash, created_at, expires_at, parent) VALUES "
+        "(:id, :kind, :name, :scopes, :hash, :created_at, :expires_at, :parent) ON CONFLICT DO NOTHING"
+    )
+    values = {**columns_of(one), "scopes": json.dumps(list(one.scopes))}
+    return bool(tx.conn.execute(statement, values).rowcount)
 
 
 def find(tx: Tx, value_hash: str, kind: str, now: int) -> Credential | None:

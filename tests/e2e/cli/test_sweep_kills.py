@@ -129,7 +129,7 @@ def study_of(method: str) -> dict[str, Any]:
     x = {"values": [0, 1, 2, 3]} if method == "grid" else {"float": [0.0, 4.0]}
     y = {"values": [0, 1, 2]} if method == "grid" else {"float": [0.0, 1.0]}
     alone = method in ("tpe", "bayesian", *POPULATIONS)
-    population = {"size": MEMBERS, "every": 1, "max": 3, "quantile": 0.25}
+    population = {"size": MEMBERS, "every": 1, "max": 3, "quantile": 0.5}
     limits = {"rank_crash": "unlimited", "start_failed": "unlimited", "user_error": "unlimited"}
     return {
         "schema": 1, "kind": "study", "name": method,

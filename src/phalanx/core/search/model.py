@@ -7,6 +7,7 @@ from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
 
+from phalanx.core.search import draw
 from phalanx.core.search.expressions import Value
 from phalanx.core.search.sampling import Observation
 from phalanx.core.search.sorted_items import Numbered, SortedItems
@@ -15,6 +16,8 @@ from phalanx.core.search.space import Params, Space
 RULES = ("asha", "hyperband", "pasha", "median", "percentile")
 HISTORY_FREE = ("random", "grid", "qmc")
 """Methods that do not learn from results: a suggestion for them can be made ahead at no loss."""
+# A finite space with conditions or constraints is counted cell by cell: only up to so many.
+_COUNTED_CELLS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +208,14 @@ class StudyPolicy:
         if self.rungs is not None:
             return self.rungs.levels
         return () if self.population is None else self.population.levels()
+
+    @cached_property
+    def num_cells(self) -> int | None:
+        """Number of distinct params of a small finite space; None for any other."""
+        space, cells = self.space, self.space.num_cells()
+        if cells is None or not (space.constraints or space.is_conditional):
+            return cells
+        return draw.grid_size(space) if cells <= _COUNTED_CELLS else None
 
     @property
     def unit(self) -> str:

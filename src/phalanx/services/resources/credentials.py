@@ -199,9 +199,8 @@ def open_with_ticket(platform: Platform, admin_token: str, ticket: str, now: int
     used = Credential(random_hex(16), TICKET, "", (), token_hash(said), now, expires_at, ADMIN)
 
     def work(tx: Tx) -> str | None:
-        if expires_at <= now or credentials.find(tx, used.hash, TICKET, now) is not None:
+        if expires_at <= now or not credentials.insert_once(tx, used):
             return None
-        credentials.insert(tx, used)
         return _new_session(tx, ADMIN_GRANT, now)
 
     session = platform.store.transact(work)

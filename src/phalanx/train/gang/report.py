@@ -108,6 +108,11 @@ class ReportFile(Report):
         self._head[at : at + 8] = records.pack_length(self._committed)
         return True
 
+    @property
+    def closed(self) -> bool:
+        """Return whether records are dropped because the file is closed, or could not be opened."""
+        return self._fd < 0
+
     def close(self) -> None:
         """Unmap and close; the records stay."""
         for one in (self._map, self._head):
@@ -120,9 +125,21 @@ class ReportFile(Report):
             self._fd = -1
 
 
+_open: dict[tuple[int, Path], ReportFile] = {}
+
+
 def report_to(path: Path | None, now: Callable[[], int]) -> Report:
-    """Return the report in the file at `path`; without one, records are dropped."""
-    return NoReport() if path is None else ReportFile(path, now=now)
+    """Return this process's report in the file at `path`; without one, records are dropped.
+
+    A script may use several parts that report. Two writers of one file would overwrite each other's
+    records, so they get the same one.
+    """
+    if path is None:
+        return NoReport()
+    key = (os.getpid(), path)
+    if key not in _open or _open[key].closed:
+        _open[key] = ReportFile(path, now=now)
+    return _open[key]
 
 
 class Journal:

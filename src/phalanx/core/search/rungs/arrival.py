@@ -14,8 +14,9 @@ def arrive(draft: StudyDraft, trial: Trial) -> None:
         if trial.ending is None:
             complete(draft, trial)
         return
-    if draft.facts.state is not StudyState.RUNNING:
-        # Decided when the study goes on: the trial is a candidate of its rung.
+    if draft.facts.state is not StudyState.RUNNING and trial.evaluator is None:
+        # Decided when the study goes on: the trial is a candidate of its rung. One outside cannot pause,
+        # so it is decided now: else it would go on without ever being compared.
         if trial.rung == len(draft.policy.levels) - 1:
             complete(draft, trial)
         return

@@ -77,8 +77,14 @@ def _decide_at_rungs(draft: StudyDraft) -> None:
     policy = draft.policy
     if policy.rungs is not None and policy.rungs.pauses:
         promotion.leave(draft, promotion.promote(draft))
-    elif policy.levels:
+    elif policy.levels and not (policy.population is not None and _members_wait(draft)):
         _go_on_paused(draft)
+
+
+def _members_wait(draft: StudyDraft) -> bool:
+    """Whether members of a population have not begun: the others wait to be compared with them."""
+    index = draft.index
+    return bool(index.asked or index.suggested) or _room_for_trials(draft) > 0
 
 
 def _go_on_paused(draft: StudyDraft) -> None:
@@ -136,9 +142,11 @@ def _wanted(draft: StudyDraft) -> int:
 
 def _ask(draft: StudyDraft) -> None:
     """Ask for the params of as many trials as have a place now, and some ahead."""
+    if not draft.index.asked and _room_for_trials(draft) > 0 and _is_used_up(draft):
+        draft.note(exhausted=True)
     if not draft.policy.jobs:
         return
-    while _wanted(draft) > 0 and _room_for_trials(draft) > 0:
+    while _wanted(draft) > 0 and _room_for_trials(draft) > 0 and not _is_used_up(draft):
         trial = draft.add(new_trial(draft))
         if trial.number >= len(draft.policy.start_with):
             draft.command(Ask(trial.number))
@@ -150,6 +158,17 @@ def _ask(draft: StudyDraft) -> None:
         else:
             reason = SearchReason(SearchCode.DUPLICATE, f"the same params as trial {twin}")
             draft.finish_trial(trial, _S.STOPPED, reason)
+
+
+def _is_used_up(draft: StudyDraft) -> bool:
+    """Whether each combination of a finite space has a trial or is asked for: another ask is in vain."""
+    index, cells = draft.index, draft.policy.num_cells
+    if cells is None or draft.policy.duplicates != "never":
+        return False
+    if len(index.seen) + len(index.asked) < cells:
+        return False
+    # A user may have added params that were there already.
+    return len({key for key, _ in index.seen}) + len(index.asked) >= cells
 
 
 def _finish(draft: StudyDraft, *, blocked: bool) -> None:
@@ -179,6 +198,7 @@ def _why_no_more(draft: StudyDraft) -> SearchReason:
         return SearchReason(SearchCode.ALL_TRIALS_ENDED)
     newest = (draft.trials[number].reason for number in reversed(range(len(draft.trials))))
     said = next((one.message for one in newest if one.code is SearchCode.EXHAUSTED), "")
+    said = said or "all combinations were tried"
     return SearchReason(SearchCode.EXHAUSTED, said)
 
 
