@@ -76,3 +76,43 @@ def test_a_stopped_ray_job_leaves_nothing(platform):
     platform.run("stop", job, "--grace", "5s")
     platform.wait_state(job, "cancelled")
     assert no_ray_left(job) == []
+
+
+def test_a_killed_tune_search_goes_on_with_the_trials_that_have_not_ended(platform, tmp_path):
+    import os
+    import signal
+    import sys
+
+    from support.waiting import wait_until
+
+    notes = tmp_path / "notes"
+    (tmp_path / "hold").touch()
+    job = platform.submit(
+        {
+            "run": f"{sys.executable} killed_search.py {notes}",
+            "workdir": str(Path(__file__).parent),
+            "framework": "ray",
+            "resources": {"slots_per_node": 2},
+        }
+    )
+
+    def noted(*words):
+        lines = notes.read_text().splitlines() if notes.exists() else []
+        return [line for line in lines if line.startswith(" ".join(words))]
+
+    # The fourth and fifth trial have begun, so the controller knows that the first three have ended.
+    wait_until(lambda: noted("third step of 3") and noted("third step of 4"), "trials that wait")
+    os.kill(platform.rank_pids(job)[0], signal.SIGKILL)
+    wait_until(lambda: platform.show(job).restarts == 1, "the restart")
+    (tmp_path / "hold").unlink()
+    platform.wait_state(job, "succeeded")
+    assert [noted(f"end {n}") for n in range(6)] == [[f"end {n}"] for n in range(6)]
+    assert [len(noted(f"begin {n}")) for n in range(6)] == [1, 1, 1, 2, 2, 1]
+    # Unfinished trials go on from their own checkpoints, and finished ones keep all their reports.
+    assert not noted("begin 3 0")[1:] and not noted("begin 4 0")[1:]
+    logs = platform.run("logs", job).stdout
+    assert "num_cpus=2 is not used" in logs
+    assert "a search goes on: 3 trials have ended, 2 continue" in logs
+    assert "results 6 best 3" in logs
+    assert "reports [3, 3, 3, 3, 3, 3]" in logs
+    assert no_ray_left(job) == []

@@ -22,16 +22,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from phalanx.train.frameworks.ray.searches import Searches
+
 SOCKET_VARIABLE = "PHALANX_RAY_REPORTS"
 STORE_VARIABLE = "PHALANX_RAY_STORE"
 Patch = Callable[[ModuleType], None]
+# Options of `ray.init` that Ray refuses where a cluster exists already.
+_OF_A_NEW_CLUSTER = frozenset(
+    {"num_cpus", "num_gpus", "resources", "labels", "object_store_memory", "_system_config"}
+)
 
 
 def install() -> None:
     """Install the hooks in a Ray worker or in the script's own process."""
     patches: dict[str, Patch] = {"ray.train": _train, "ray.tune": _tune}
-    if _variable(STORE_VARIABLE):
+    if store := _variable(STORE_VARIABLE):
         patches |= {"ray.train.constants": _store, "ray.train.v2.api.config": _run_name}
+        patches |= {"ray": _init, **Searches(Path(store)).patches()}
     for name in [name for name in patches if name in sys.modules]:
         patches.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, _AfterImport(patches))
@@ -143,6 +150,23 @@ def _store(module: ModuleType) -> None:
 def _run_name(module: ModuleType) -> None:
     """Give an unnamed run the same name in every attempt, so that it resumes."""
     module.date_str = lambda *_args, **_kwargs: _variable("PHALANX_JOB")  # type: ignore[attr-defined]
+
+
+def _init(module: ModuleType) -> None:
+    """Let `ray.init(num_cpus=…)` join the job's cluster, which has its resources already."""
+    init: Callable[..., Any] = module.init
+
+    @functools.wraps(init)
+    def joining(address: str | None = None, **options: Any) -> Any:
+        if address in (None, "auto") and _variable("RAY_ADDRESS"):
+            for name in _OF_A_NEW_CLUSTER & options.keys():
+                value = options.pop(name)
+                if value is not None:
+                    text = f"phalanx: {name}={value} is not used: the job has its own Ray cluster"
+                    print(text, file=sys.stderr, flush=True)  # noqa: T201
+        return init(address, **options)
+
+    module.init = joining  # type: ignore[attr-defined]
 
 
 # -- the script ----------------------------------------------------------------------------------
