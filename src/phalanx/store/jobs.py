@@ -29,6 +29,8 @@ _SAVE = jobs.update().where(
 # SQLite, with its one writer, leaves the lock out.
 _FIND = select(jobs).where(jobs.c.num == bindparam("_num"))
 _FIND_LOCKED = _FIND.with_for_update()
+_VERSION = select(jobs.c.version).where(jobs.c.num == bindparam("_num"))
+_VERSION_LOCKED = _VERSION.with_for_update()
 _SOME = select(jobs).where(jobs.c.num.in_(bindparam("_nums", expanding=True))).order_by(jobs.c.num)
 _VERSIONS = (
     select(jobs.c.num, jobs.c.version)
@@ -168,6 +170,13 @@ def find(tx: Tx, num: int, *, lock: bool = True) -> StoredJob | None:
     query = _FIND_LOCKED if lock and not tx.read_only else _FIND
     row = tx.conn.execute(query, {"_num": num}).mappings().first()
     return None if row is None else _stored(row)
+
+
+def version(tx: Tx, num: int, *, lock: bool = True) -> int | None:
+    """The version of one job, or None. A write transaction of PostgreSQL locks the row as `find` does."""
+    query = _VERSION_LOCKED if lock and not tx.read_only else _VERSION
+    found = tx.conn.execute(query, {"_num": num}).scalar()
+    return None if found is None else int(found)
 
 
 def load(tx: Tx, num: int, *, lock: bool = True) -> StoredJob:

@@ -237,6 +237,18 @@ class RowCache:
         over = jobs.load_many(tx, [num for num in nums if num not in found])
         return found | {one.job.num: one for one in over}
 
+    def one(self, tx: Tx, num: int, *, lock: bool = True) -> StoredJob:
+        """One job as the transaction sees it, decoded only if it has changed. Raises NotFound.
+
+        A write transaction of PostgreSQL locks the row, unless `lock` is False.
+        """
+        version = jobs.version(tx, num, lock=lock)
+        with self._lock:
+            known = self._jobs.get(num)
+        if known is not None and known.version == version:
+            return known
+        return jobs.load(tx, num, lock=lock)
+
     def launched(self, tx: Tx, live: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
         """Which of these (job, attempt), all that are live, have been launched; a read only.
 

@@ -63,14 +63,19 @@ def commit_new_many(
 
 
 def commit_events(
-    tx: Tx, num: int, fresh: Sequence[JobEvent | Note], now: int, actor: str
+    tx: Tx,
+    num: int,
+    fresh: Sequence[JobEvent | Note],
+    now: int,
+    actor: str,
+    known: StoredJob | None = None,
 ) -> StoredJob:
     """Apply events to one job in order; events that change nothing are not stored.
 
-    Raises NotFound, StaleRow when the row changed since it was read, and InvalidTransition, with the
-    job's events, for a transition that only a bug can cause.
+    `known` is the job if the caller has read it. Raises NotFound, StaleRow when the row changed since
+    it was read, and InvalidTransition, with the job's events, for a transition that only a bug can cause.
     """
-    stored = jobs.load(tx, num)
+    stored = jobs.load(tx, num) if known is None else known
     changed = _applied(tx, stored, fresh, now, actor)
     if changed is None:
         return stored

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.core.codec import encode
 from phalanx.core.contract.secrecy import WITHHELD, shown_spec, withhold
 from phalanx.core.contract.trial import TrialContract
+from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.events import Submitted
 from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
 from phalanx.kit.text import random_hex
@@ -27,6 +28,7 @@ from phalanx.store import jobs, resources
 from phalanx.store.database import Tx
 from phalanx.store.idempotency import RequestKey, earlier_answer, once
 from phalanx.store.jobs import JobFacts
+from phalanx.store.resources import Applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +39,30 @@ class Accepted:
     resolved: dict[str, Any]
 
 
-def check(platform: Platform, request: SubmitRequest) -> Accepted:
-    """Validate a request as a dry run does. Raises SpecInvalid with every problem found."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a job has to fit: the limits of projects, and the nodes."""
+
+    projects: Sequence[Applied]
+    nodes: Sequence[Node]
+
+
+def limits_now(platform: Platform) -> Limits:
+    """The limits at present. Raises ExecutorUnavailable."""
+    return Limits(platform.store.view(resources.projects.now), platform.cluster())
+
+
+def check(platform: Platform, request: SubmitRequest, limits: Limits | None = None) -> Accepted:
+    """Validate a request as a dry run does. Raises SpecInvalid with every problem found.
+
+    `limits` are those of the moment, for a caller that checks many requests.
+    """
     spec = validate_spec(request.spec)
     problems = [*check_supported(spec), *_no_values(spec)]
     if not problems:
-        projects = platform.store.view(resources.projects.now)
-        problems = over_project(spec, projects) or [
-            *misfits(spec, platform.cluster()),
+        here = limits_now(platform) if limits is None else limits
+        problems = over_project(spec, here.projects) or [
+            *misfits(spec, here.nodes),
             *_no_secrets(spec, platform.home),
         ]
     if problems:
@@ -90,13 +108,16 @@ def _submitted(tx: Tx, key: RequestKey | None) -> tuple[int, dict[str, Any]] | N
 
 
 def prepare(
-    platform: Platform, request: SubmitRequest, trial: TrialContract | None = None
+    platform: Platform,
+    request: SubmitRequest,
+    trial: TrialContract | None = None,
+    limits: Limits | None = None,
 ) -> PreparedJob:
     """Check a request, outside of any transaction. `trial` is given for a job that is one of a study.
 
-    Raises SpecInvalid, UserError, and NotFound for code not yet uploaded.
+    `limits` as for `check`. Raises SpecInvalid, UserError, and NotFound for code not yet uploaded.
     """
-    accepted = check(platform, request)
+    accepted = check(platform, request, limits)
     spec = accepted.spec
     if request.kind == "run" and request.caller_cwd is None:
         raise UserError("a `run` job needs `caller_cwd`", "send it, or use kind `submit`")

@@ -51,13 +51,20 @@ def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: i
         )
 
     def look(tx: Tx) -> tuple[SupervisorRow, Orders]:
-        return _known(tx, request, token), _orders(tx, request, _job(tx, request), now)
+        known = _known(tx, request, token)
+        return known, _orders(tx, request, rows.one(tx, request.job).job, now)
 
     def receive(tx: Tx) -> tuple[int, Orders]:
         known = _known(tx, request, token)
-        acked, job = _receive(tx, request, known, now, platform.log_limit)
-        return acked, _orders(tx, request, job, now)
+        acked, inbox = _receive(tx, request, known, now, platform.log_limit)
+        # Supervisors of one job report at the same time: those that do not change it need no lock.
+        stored = rows.one(tx, request.job, lock=bool(inbox.events))
+        if inbox.events:
+            actor = f"supervisor:n{request.node_rank}"
+            stored = commit_events(tx, request.job, inbox.events, now, actor, stored)
+        return acked, _orders(tx, request, stored.job, now)
 
+    rows = platform.scheduler_cache.rows
     known, orders, acked = None, None, 0
     if not request.reports:
         known, orders = platform.store.view(look)
@@ -72,12 +79,8 @@ def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: i
 def orders_for(platform: Platform, request: SyncRequest, now: int) -> Orders:
     """The orders of one supervisor at `now`."""
 
-    return platform.store.view(lambda tx: _orders(tx, request, _job(tx, request), now))
-
-
-def _job(tx: Tx, request: SyncRequest) -> Job:
-    # Supervisors of one job report at the same time: those that do not change it need no lock.
-    return jobs.load(tx, request.job, lock=False).job
+    rows = platform.scheduler_cache.rows
+    return platform.store.view(lambda tx: _orders(tx, request, rows.one(tx, request.job).job, now))
 
 
 def _orders(tx: Tx, request: SyncRequest, job: Job, now: int) -> Orders:
@@ -153,8 +156,8 @@ def _brings_news(request: SyncRequest, known: SupervisorRow, now: int) -> bool:
 
 def _receive(
     tx: Tx, request: SyncRequest, known: SupervisorRow, now: int, log_limit: int | None
-) -> tuple[int, Job]:
-    """Store what a call brings; returns the number of the last report and the job after them."""
+) -> tuple[int, Inbox]:
+    """Store what a call brings, but the events of its job; returns the number of the last report."""
     seen_at = now if known.last_seen_at is None else known.last_seen_at
     offset = estimate_offset(
         known.clock_offset_us,
@@ -176,10 +179,7 @@ def _receive(
     where = (request.job, request.attempt, request.node_rank)
     supervisors.update(tx, *where, **inbox.row)
     inbox.flush()
-    if not inbox.events:
-        return last_seq, _job(tx, request)
-    actor = f"supervisor:n{request.node_rank}"
-    return last_seq, commit_events(tx, request.job, inbox.events, now, actor).job
+    return last_seq, inbox
 
 
 def estimate_offset(

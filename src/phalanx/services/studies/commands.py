@@ -30,7 +30,7 @@ from phalanx.errors import CheckpointNotFound, InvariantBroken, PlatformError, S
 from phalanx.kit.clock import backoff_s
 from phalanx.kit.text import study_label
 from phalanx.services.lifecycle.commit import commit_events
-from phalanx.services.lifecycle.submit import PreparedJob, store_prepared
+from phalanx.services.lifecycle.submit import PreparedJob, limits_now, store_prepared
 from phalanx.services.platform import Platform
 from phalanx.services.studies.commit import ACTOR, StudyWork, transact_studies
 from phalanx.services.studies.facts import BY_STUDY
@@ -49,11 +49,15 @@ _Prepared = Mapping[int, PreparedJob | PlatformError]
 _Submits = SubmitTrial | ForkTrial | ResizeTrial
 
 
-def carry_out(platform: Platform, now: int) -> int:
-    """Carry out the commands that are due; returns their number. Asks are left to `suggestions`."""
-    found = platform.store.view(lambda tx: commands.due(tx, now, only_asks=False, limit=_BATCH))
+def open_commands(tx: Tx, now: int) -> list[OpenCommand]:
+    """Commands that are due, as many as are carried out at once. Asks are left to `suggestions`."""
+    return commands.due(tx, now, only_asks=False, limit=_BATCH)
+
+
+def carry_out(platform: Platform, found: Sequence[OpenCommand], now: int) -> None:
+    """Carry out commands; those that have been carried out since they were read are skipped."""
     if not found:
-        return 0
+        return
     prepared = _prepare(platform, found)
 
     def work(here: StudyWork) -> list[int]:
@@ -67,7 +71,6 @@ def carry_out(platform: Platform, now: int) -> int:
 
     # A command that changed nothing causes no event of its job, which is looked at all the same.
     platform.studies.note(transact_studies(platform, now, work))
-    return len(found)
 
 
 def _prepare(platform: Platform, found: Sequence[OpenCommand]) -> _Prepared:
@@ -78,25 +81,36 @@ def _prepare(platform: Platform, found: Sequence[OpenCommand]) -> _Prepared:
     if not wanted:
         return {}
 
-    def read(
-        tx: Tx, one: OpenCommand, command: _Submits
-    ) -> tuple[StoredStudy, Study, ForkSource | None]:
-        row = rows.load(tx, one.study)
-        study = platform.studies.study(tx, row)
-        return row, study, source_of(tx, one.study, study.trials[command.trial], command)
+    def read(tx: Tx) -> dict[int, tuple[StoredStudy, Study, ForkSource | PlatformError | None]]:
+        stored = rows.load_many(tx, [one.study for one, _ in wanted.values()])
+        studies = {num: platform.studies.study(tx, row) for num, row in stored.items()}
+        return {
+            num: (stored[one.study], study := studies[one.study], _source(tx, study, command))
+            for num, (one, command) in wanted.items()
+        }
 
     made: dict[int, PreparedJob | PlatformError] = {}
-    for num, (one, command) in wanted.items():
+    begun, limits = platform.store.view(read), limits_now(platform)
+    for num, (row, study, source) in begun.items():
         try:
-            row, study, source = platform.store.view(lambda tx: read(tx, one, command))  # noqa: B023
-            trial = study.trials[command.trial]
-            made[num] = prepare_trial(platform, row, study, trial, source)
+            if isinstance(source, PlatformError):
+                raise source
+            trial = study.trials[wanted[num][1].trial]
+            made[num] = prepare_trial(platform, row, study, trial, source, limits)
         except StoreError:
             raise
         except (PlatformError, KeyError) as error:
             said = error if isinstance(error, PlatformError) else PlatformError(f"no param {error}")
             made[num] = said
     return made
+
+
+def _source(tx: Tx, study: Study, command: _Submits) -> ForkSource | PlatformError | None:
+    """What the job of a command begins from, or why that is gone."""
+    try:
+        return source_of(tx, study.num, study.trials[command.trial], command)
+    except CheckpointNotFound as error:
+        return error
 
 
 def _execute(here: StudyWork, one: OpenCommand, prepared: _Prepared) -> list[int]:

@@ -20,7 +20,7 @@ from phalanx.core.search.model import (
 from phalanx.core.search.rungs.advance import LONGEST_HOLD_S, hold_us
 from phalanx.errors import CheckpointNotFound, StoreError
 from phalanx.schemas.api.jobs import SubmitRequest
-from phalanx.services.lifecycle.submit import PreparedJob, prepare
+from phalanx.services.lifecycle.submit import Limits, PreparedJob, prepare
 from phalanx.services.platform import Platform
 from phalanx.store.database import Tx
 from phalanx.store.studies import checkpoint_pins
@@ -36,10 +36,11 @@ def prepare_trial(
     study: Study,
     trial: Trial,
     source: ForkSource | None = None,
+    limits: Limits | None = None,
 ) -> PreparedJob:
     """Check the job of a trial, outside of any transaction; it begins from `source`, if given.
 
-    Raises SpecInvalid, UserError, NotFound.
+    `limits` as for `lifecycle.submit.check`. Raises SpecInvalid, UserError, NotFound.
     """
     spec, given = platform.studies.spec(stored), stored.header.submission
     secrets = _secrets(platform, stored)
@@ -57,7 +58,7 @@ def prepare_trial(
         caller_env=None if caller is None else {**caller, **secrets.get(CALLER, {})},
         owner=given["owner"],
     )
-    return prepare(platform, request, contract_of(study, trial, source))
+    return prepare(platform, request, contract_of(study, trial, source), limits)
 
 
 def with_shape(job: Mapping[str, Any], shape: RungResources) -> dict[str, Any]:
