@@ -170,7 +170,7 @@ def test_a_crash_between_any_two_commits_loses_and_doubles_nothing(
 ) -> None:
     """At random commits the process is gone; another one goes on, with the same suggestions."""
     undisturbed: dict[int, dict[str, Any]] = {}
-    for seed in range(3 if search is RANDOM else 2):
+    for seed in range(2):
         executor, clock = FakeExecutor(), ManualClock()
         options: dict[str, Any] = {"executor": executor, "clock": clock, "sampler": sampler}
         dice, crashes, num = random.Random(seed), 0, 0
@@ -564,7 +564,7 @@ def test_suggestions_for_evaluators_outside_survive_crashes(
     """The process ends at random commits; each evaluator repeats its request, and gets the same trial."""
     search = {"method": "tpe", "seed": 7}
     outcomes = []
-    for seed in range(3):
+    for seed in range(2):
         options: dict[str, Any] = {
             "executor": FakeExecutor(), "clock": ManualClock(), "sampler": sampler,
         }  # fmt: skip
@@ -590,7 +590,7 @@ def test_suggestions_for_evaluators_outside_survive_crashes(
             Bench(rig, loss).check_log(num)
         assert bool(crashes) == bool(seed) and len(found) == 14
         outcomes.append([(one.number, one.params, one.value) for one in found])
-    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert outcomes[0] == outcomes[1]
 
 
 # -- results -------------------------------------------------------------------------------------

@@ -115,6 +115,7 @@ def test_three_ranks_pause_together_and_are_promoted_exactly(tmp_path: Path) -> 
     assert all(torch.equal(one[0][key], other[0][key]) for key in one[0])
 
 
+@pytest.mark.extras
 def test_a_target_that_is_raised_while_the_trial_holds_costs_no_restart(tmp_path: Path) -> None:
     (tmp_path / "held-2.target").write_text("9")
     env = {"PHALANX_TRIAL_HOLD": "60s"}

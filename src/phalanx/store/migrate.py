@@ -54,7 +54,7 @@ def stored_revision(engine: Engine) -> str | None:
 
 def _create(engine: Engine) -> None:
     with engine.begin() as conn:
-        metadata.create_all(conn)
+        metadata.create_all(conn, checkfirst=False)
         conn.execute(counters.insert(), [{"name": name, "value": 0} for name in COUNTERS])
         conn.execute(facts.insert(), {"name": DATABASE_ID, "value": random_hex(32)})
         conn.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)"))

@@ -264,7 +264,13 @@ for epoch in range(3):
 
 
 @pytest.mark.extras
-@pytest.mark.parametrize("stored", [False, True], ids=["before-its-answer", "after-its-answer"])
+@pytest.mark.parametrize(
+    "stored",
+    [
+        pytest.param(False, id="before-its-answer", marks=pytest.mark.proof),
+        pytest.param(True, id="after-its-answer"),
+    ],
+)
 def test_a_report_counts_once_if_the_supervisor_is_killed_around_it(home: Home, stored: bool):
     name = study_file(home, [5], [0])
     (home.root / "trial.py").write_text(KILLED)

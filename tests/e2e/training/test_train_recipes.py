@@ -99,7 +99,15 @@ def test_a_folder_of_images_and_a_profile_on_the_way(recipe, pictures):
     assert values(job, "val_acc") and job.records(0, kind="profile")
 
 
-@pytest.mark.parametrize("model", ["resnet50", "resnet101", "vit_b_16", "bert"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "resnet50",
+        pytest.param("resnet101", marks=pytest.mark.proof),
+        "vit_b_16",
+        pytest.param("bert", marks=pytest.mark.proof),
+    ],
+)
 def test_every_other_model_trains(recipe, pictures, model):
     data = EXAMPLES / "bert" / "book.txt" if model == "bert" else pictures
     job = (
