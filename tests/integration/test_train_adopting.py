@@ -1,14 +1,16 @@
 """A job that begins with a checkpoint of another one."""
 
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from integration.thread_gang import ThreadGang
 from phalanx import checkpoint
+from phalanx.core.contract.trial import ForkSource
 from phalanx.core.training.checkpoints import lineages
-from phalanx.errors import UserError
+from phalanx.errors import CheckpointMissing, UserError
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.state import warm_start
 
@@ -84,3 +86,19 @@ def test_nothing_begins_anew_in_silence(theirs, info, tmp_path):
     assert not checkpoint.list_checkpoints(info.checkpoint_dir)
     with pytest.raises(UserError, match="needs a folder"):
         warm_start.adopt(theirs, RankInfo(), checkpoint.Disk())
+
+
+def test_a_fork_fetches_the_checkpoint_of_a_trial_on_another_node(theirs, info, tmp_path):
+    newest = max(checkpoint.list_checkpoints(theirs), key=lambda one: one.manifest.step)
+    fork = ForkSource(1, str(newest.path))
+    far = replace(info.checkpoint, store=f"file://{tmp_path}/far/j-2", wait_s=0.0)
+    info = replace(info, checkpoint=far)
+    theirs.rename(tmp_path / "lost")
+    with pytest.raises(CheckpointMissing, match="j-1/step-00000002"):
+        warm_start.adopt_parent(fork, info, checkpoint.Disk())
+    shutil.copytree(tmp_path / "lost", tmp_path / "far" / "j-1", dirs_exist_ok=True)
+    for _ in range(2):
+        warm_start.adopt_parent(fork, info, checkpoint.Disk())
+    (one,) = checkpoint.list_checkpoints(info.checkpoint_dir)
+    assert (one.manifest.step, checkpoint.verify(one.path)) == (2, one.manifest)
+    assert not list(tmp_path.glob(".fork-*"))

@@ -34,6 +34,8 @@ from phalanx.sdk.transport import V1, Transport
 
 _STUDIES = f"{V1}/studies"
 _LONG_POLL_S = 20.0
+PATIENCE_S = 300.0
+"""How long an evaluator's calls are repeated while no server answers."""
 T = TypeVar("T")
 
 
@@ -52,12 +54,14 @@ class StudyCalls(Transport):
 
     def create(self, spec: Mapping[str, Any], *, owner: str = "") -> StudyHandle:
         """Submit a study without a job, to evaluate its trials in this program. Raises SpecInvalid."""
-        study = self.submit(SubmitStudyRequest(spec=dict(spec), owner=owner)).study
-        return StudyHandle(self, study.num)
+        body, key = SubmitStudyRequest(spec=dict(spec), owner=owner), random_hex(32)
+        return StudyHandle(
+            self, _patiently(lambda: self.submit(body, key=key), PATIENCE_S).study.num
+        )
 
     def open(self, num: int) -> StudyHandle:
         """A study that exists, to evaluate its trials in this program. Raises NotFound."""
-        return StudyHandle(self, self.get(num).num)
+        return StudyHandle(self, _patiently(lambda: self.get(num), PATIENCE_S).num)
 
     def check(self, request: SubmitStudyRequest) -> StudyCheckView:
         """What a study would do, without submitting it. Raises SpecInvalid with every problem."""
@@ -174,7 +178,7 @@ class StudyHandle:
     Each call is repeated for up to `patience_s` seconds while no server answers, and takes effect once.
     """
 
-    def __init__(self, calls: StudyCalls, num: int, *, patience_s: float = 300.0) -> None:
+    def __init__(self, calls: StudyCalls, num: int, *, patience_s: float = PATIENCE_S) -> None:
         self.num, self.label = num, study_label(num)
         self._calls, self._patience_s = calls, patience_s
 
@@ -251,17 +255,21 @@ class StudyHandle:
         return self._patiently(lambda: list(self._calls.all_trials(self.num)))
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Repeat a call until a server answers, or the patience is over."""
-        until, tries = time.monotonic() + self._patience_s, 0
-        while True:
-            try:
-                return call()
-            except ServerUnavailable:
-                tries += 1
-                pause_s = backoff_s(tries, first_s=0.2, max_s=5.0)
-                if time.monotonic() + pause_s > until:
-                    raise
-                time.sleep(pause_s)
+        return _patiently(call, self._patience_s)
+
+
+def _patiently(call: Callable[[], T], patience_s: float) -> T:
+    """Repeat a call until a server answers, or the patience is over."""
+    until, tries = time.monotonic() + patience_s, 0
+    while True:
+        try:
+            return call()
+        except ServerUnavailable:
+            tries += 1
+            pause_s = backoff_s(tries, first_s=0.2, max_s=5.0)
+            if time.monotonic() + pause_s > until:
+                raise
+            time.sleep(pause_s)
 
 
 def _finite(value: float) -> float | None:

@@ -100,8 +100,8 @@ def start(
         run_server(options.sync, gang, lambda: stop.at is not None, report)
     disk = disk or Disk()
     if info.trial.fork_of is not None:
-        resume_from = info.trial.fork_of.path
-    if resume_from is not None:
+        warm_start.adopt_parent(info.trial.fork_of, info, disk)
+    elif resume_from is not None:
         warm_start.adopt(resume_from, info, disk)
     device = _device(info)
     randomness.seed_everything(options.seed)

@@ -11,12 +11,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import yaml
 
 from e2e.cli.test_embedded import Home
+from e2e.platform.harness import GUARD_S, Platform, kill
+from phalanx.launch.ports import free_port
+from support.s3 import KEY, SECRET, needs_s3, s3_server
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -173,13 +177,35 @@ for epoch in run.epochs(6):
 
 
 @pytest.mark.extras
+@needs_s3
+def test_forks_of_a_population_with_an_object_store_find_their_parents_there(home: Home):
+    with s3_server(home.root / "s3") as server:
+        home.env |= {"AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1"}
+        home.env |= {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+        store = {"store": "s3://bucket/ckpt", "keep": {"last": 1}}
+        names = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
+        code, _, err = home.run("secrets", "set", *names)
+        assert code == 0, err
+        far = {name: home.env[name] for name in ("AWS_ENDPOINT_URL", "AWS_REGION")}
+        forks = population_of(home, {"checkpoint": store, "secrets": names}, far)
+        # Each member and each fork has copies of its own, and forks hold what their parents had.
+        folders = {one.name for one in (server.bucket / "ckpt" / "default").iterdir()}
+        assert {f"j-{one['job']}" for one in forks} <= folders
+
+
+@pytest.mark.extras
 def test_forks_of_a_population_train_on_with_their_own_rates(home: Home):
+    population_of(home, {}, {})
+
+
+def population_of(home: Home, job: dict[str, object], env: dict[str, str]) -> list[dict[str, Any]]:
+    """Train a population of four, of which two are replaced by forks; returns the forks."""
     name = study_file(home, [1], [0])
     text = yaml.safe_load((home.root / name).read_text())
     text |= {"search": {"method": "pbt", "seed": 1}, "space": {"lr": {"log": [1e-6, 0.5]}}}
     text |= {"trials": {}, "start_with": [{"lr": 0.05}, {"lr": 0.04}, {"lr": 1e-5}, {"lr": 1e-6}]}
     text["population"] = {"size": 4, "every": 2, "max": 6, "quantile": 0.5, "resample": 0.0}
-    text["job"]["env"] = {"MEETING": str(home.root)}
+    text["job"] |= {**job, "env": {"MEETING": str(home.root), **env}}
     (home.root / "trial.py").write_text(FORKED)
     (home.root / name).write_text(yaml.safe_dump(text))
     code, out, err = home.run("sweep", name)
@@ -196,6 +222,7 @@ def test_forks_of_a_population_train_on_with_their_own_rates(home: Home):
         assert rates[before - 1] == pytest.approx(parent["params"]["lr"])
         assert rates[before:] == pytest.approx([fork["params"]["lr"]] * (6 - before))
         assert fork["params"] != parent["params"]
+    return forks
 
 
 SURVIVING = """
@@ -295,6 +322,80 @@ def test_a_report_counts_once_if_the_supervisor_is_killed_around_it(home: Home, 
         (attempts,) = reader.execute("SELECT MAX(attempt) FROM events").fetchone()
     assert [unit for unit, _ in rows] == [1, 2, 3]
     assert attempts == 2
+
+
+EVALUATOR = """
+import json, signal, sys
+from pathlib import Path
+from phalanx.sdk import PhalanxClient
+
+url, token, num, name, folder = sys.argv[1:]
+with PhalanxClient(url, token) as client:
+    study = client.studies.open(int(num))
+    while trial := study.ask(evaluator=name, lease_s=1.0 if name == "stuck" else 3600.0):
+        with open(Path(folder, f"given-{num}"), "a") as given:
+            given.write(json.dumps([trial.number, name]) + "\\n")
+        if name == "stuck":
+            signal.pause()  # until the test kills it
+        value = (trial.params["x"] - 2) ** 2
+        for told in (value, value + 1):
+            study.tell(trial, told)
+"""
+OUTSIDE = {
+    "schema": 1, "kind": "study", "objective": {"metric": "loss"},
+    "search": {"method": "random", "seed": 3}, "space": {"x": {"float": [0.0, 4.0]}}, "trials": {"max": 12},
+}  # fmt: skip
+
+
+@pytest.mark.extras
+def test_asked_trials_outlive_kills_of_the_control_plane_and_of_an_evaluator(tmp_path: Path):
+    """None is lost or given twice, a repeated result changes nothing, suggestions are the same."""
+    platform = Platform(tmp_path)
+    platform.slots = ("--slots", "1", "--port", str(free_port()))
+    platform.up()
+    server = json.loads((platform.home / "server.json").read_text())
+
+    def evaluator(num: int, name: str) -> subprocess.Popen[bytes]:
+        words = [server["url"], server["token"], str(num), name, str(tmp_path)]
+        return subprocess.Popen([sys.executable, "-c", EVALUATOR, *words])
+
+    def given(num: int) -> list[list[Any]]:
+        file = tmp_path / f"given-{num}"
+        return [json.loads(one) for one in file.read_text().splitlines()] if file.exists() else []
+
+    children = []
+    try:
+        with platform.client() as client:
+            for num in (1, 2):
+                assert client.studies.create(OUTSIDE).num == num
+        children.append(evaluator(1, "calm"))
+        assert children[0].wait(GUARD_S) == 0
+        children.append(evaluator(2, "stuck"))
+        wait_until(lambda: given(2), "a trial with the first evaluator")
+        children[1].kill()
+        children += [evaluator(2, "one"), evaluator(2, "other")]
+        for num_given in (2, 5, 8):
+            wait_until(lambda least=num_given: len(given(2)) >= least, "trials with evaluators")
+            kill(platform.server_pid())
+            assert platform.process is not None
+            platform.process.wait(GUARD_S)
+            platform.up()
+        assert [child.wait(GUARD_S) for child in children[2:]] == [0, 0]
+        with platform.client() as client:
+            calm, killed = (client.studies.open(num) for num in (1, 2))
+            assert killed.view().state == "succeeded"
+            found = [(one.number, one.params, one.value, one.status) for one in killed.trials()]
+            assert found == [
+                (one.number, one.params, one.value, "completed") for one in calm.trials()
+            ]
+        # Only the trial of the evaluator that was killed was given again.
+        assert sorted(number for number, _ in given(2)) == [0, *range(12)]
+        assert next(name for number, name in given(2) if number == 0) == "stuck"
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+        platform.down()
 
 
 @pytest.mark.extras

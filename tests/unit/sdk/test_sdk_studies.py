@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from phalanx.errors import ServerUnavailable
+from phalanx.errors import PlatformError, ServerUnavailable
 from phalanx.sdk import PhalanxClient, studies
 from phalanx.sdk.studies import StudyHandle
 
@@ -76,3 +76,14 @@ def test_patience_ends(paused: list[float], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(studies.time, "monotonic", lambda: next(times))
     with pytest.raises(ServerUnavailable):
         handle(Server([None] * 9)).view()
+
+
+def test_a_study_is_opened_and_created_with_patience(paused: list[float]) -> None:
+    """An answer that is no study shows that the calls before it were repeated."""
+    for call in ("open", "create"):
+        server = Server([None, None, {}])
+        client = PhalanxClient("http://x", "t", transport=httpx.MockTransport(server))
+        with pytest.raises(PlatformError):
+            client.studies.open(3) if call == "open" else client.studies.create({})
+        assert len(server.seen) == 3
+    assert len({one.headers["Idempotency-Key"] for one in server.seen}) == 1

@@ -256,6 +256,14 @@ def _population(spec: StudySpec) -> Iterator[Problem]:
             f"makes more than {_MAX_RUNGS} comparisons up to {population.max}; write a larger one"
         )
         yield Problem("population.every", said, str(population.every))
+    job = spec.job or {}
+    nodes = (job.get("resources") or {}).get("nodes", 1)
+    if isinstance(nodes, int) and nodes > 1 and (job.get("checkpoint") or {}).get("store"):
+        said = (
+            "a member with several nodes commits in the store alone if these share no folder, and forks"
+            " need a folder: leave it out and have the nodes share one, or write `nodes: 1`"
+        )
+        yield Problem("job.checkpoint.store", said)
 
 
 def _starts(spec: StudySpec, space: Space) -> Iterator[Problem]:

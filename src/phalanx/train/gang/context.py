@@ -45,6 +45,11 @@ def network_variables() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key.startswith(PREFIXES)}  # noqa: TID251
 
 
+def store_variables() -> Mapping[str, str]:
+    """Return the environment, in which the client of an object store finds its address and credentials."""
+    return os.environ  # noqa: TID251
+
+
 def error_file() -> Path | None:
     """Return the path of this process's error file; None without a launcher."""
     text = os.environ.get("TORCHELASTIC_ERROR_FILE", "")  # noqa: TID251

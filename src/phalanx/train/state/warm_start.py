@@ -6,14 +6,31 @@ all later ones. The run then resumes from it as after an interruption.
 
 from __future__ import annotations
 
+import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from phalanx import checkpoint
+from phalanx.checkpoint.remote import fetch
+from phalanx.checkpoint.remote_store import open_store
+from phalanx.core.contract.trial import ForkSource
 from phalanx.core.training.checkpoints import FileEntry, Manifest, is_of_job
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, UserError
+from phalanx.errors import (
+    CheckpointCorrupt,
+    CheckpointMissing,
+    CheckpointNotFound,
+    CheckpointUnavailable,
+    NotFound,
+    UserError,
+)
+from phalanx.kit.clock import SystemClock
+from phalanx.kit.text import job_label, random_hex
+from phalanx.train.gang import context
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.search_turn import own_uid
+
+_LOOK_EVERY_S = 1.0
 
 
 def checkpoint_at(where: str | Path, info: RankInfo, flag: str) -> Path:
@@ -62,6 +79,44 @@ def adopt(where: str | Path, info: RankInfo, disk: checkpoint.Disk) -> None:
     for entry in manifest.files:
         _take(draft, path, entry)
     draft.commit(_first_of(manifest, draft.files, info))
+
+
+def adopt_parent(fork: ForkSource, info: RankInfo, disk: checkpoint.Disk) -> None:
+    """Have a fork of another trial begin from that one's checkpoint, which may be on another node.
+
+    It is fetched from the object store then; an upload under way is waited for. Raises CheckpointMissing,
+    PermissionDenied, and what `adopt` raises.
+    """
+    far, here = info.checkpoint.store, info.checkpoint_dir
+    begins = info.is_main and info.resume_path is None and here is not None
+    if far is None or here is None or not begins or Path(fork.path).is_dir():
+        adopt(fork.path, info, disk)
+        return
+    uid = own_uid(info)
+    if any(is_of_job(one.manifest, uid) for one in checkpoint.list_checkpoints(here)):
+        return
+    here.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fork-", dir=here.parent) as near:
+        theirs = f"{far.rstrip('/').rpartition('/')[0]}/{job_label(fork.job)}"
+        found = _fetched(theirs, Path(fork.path).name, Path(near), info.checkpoint.wait_s, disk)
+        adopt(found, info, disk)
+
+
+def _fetched(url: str, name: str, into: Path, wait_s: float, disk: checkpoint.Disk) -> Path:
+    """Copy a checkpoint out of an object store once it is there.
+
+    Raises CheckpointMissing, PermissionDenied.
+    """
+    store, clock = open_store(url, context.store_variables()), SystemClock()
+    until = clock.monotonic() + wait_s
+    while True:
+        try:
+            return fetch(store, name, into, random_hex(8), disk)
+        except (NotFound, CheckpointCorrupt, CheckpointUnavailable) as error:
+            if clock.monotonic() >= until:
+                said = f"{url}/{name}: the checkpoint to begin from cannot be read: {error.message}"
+                raise CheckpointMissing(said) from error
+            time.sleep(_LOOK_EVERY_S)
 
 
 def _take(draft: checkpoint.CheckpointWriter, path: Path, entry: FileEntry) -> None:

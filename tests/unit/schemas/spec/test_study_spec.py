@@ -200,6 +200,19 @@ def test_a_job_that_is_nested_too_deep_is_refused():
             "population: trials that print their objective cannot pause",
         ),
         (
+            {
+                "population": {"max": 9},
+                "search": {"method": "pbt"},
+                "trials": {},
+                "job": {
+                    "run": "x",
+                    "resources": {"nodes": 2},
+                    "checkpoint": {"store": "s3://a/b"},
+                },
+            },
+            "job.checkpoint.store: a member with several nodes commits in the store alone",
+        ),
+        (
             {"rungs": {"max": 9}, "job": {"run": "x", "framework": "jax"}},
             "rungs.type: trials of JAX cannot pause at a rung; write `type: stop`",
         ),
