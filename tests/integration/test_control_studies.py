@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import event
 
-from integration.rig import TOKEN, URL, Rig, open_rig
+from integration.rig import TOKEN, URL, Rig, ScriptedSupervisor, open_rig
 from phalanx.core.search.machine import rebuild
 from phalanx.core.search.model import Study
 from phalanx.errors import PlatformError
@@ -453,6 +454,70 @@ def _train_to_target(bench: Bench, trial: TrialView) -> None:
     else:
         supervisor.ended(0, "at_target", step=trial.until, target=trial.until)
     supervisor.leave()
+
+
+def test_a_held_trial_that_is_promoted_goes_on_in_the_same_life(bench: Bench) -> None:
+    """Its supervisor, which was never told to leave, hears of the next target."""
+    rungs = {"rule": "asha", "min": 1, "max": 3, "eta": 3, "hold": "1m"}
+    num = bench.submit(search=RANDOM, space=LINE, trials={"max": 3, "parallel": 3}, rungs=rungs)
+    bench.loops()
+    bench.rig.turn(1.0)
+    found = sorted(bench.running(num), key=lambda one: loss(one.params, 1), reverse=True)
+    alive = {one.number: bench.rig.supervisor(one.job or 0) for one in found}
+    for trial in found:  # the best one reports last, while the others hold their slots
+        supervisor = alive[trial.number]
+        supervisor.ready()
+        supervisor.started()
+        supervisor.sync(reported(supervisor, 1, loss(trial.params, 1)))
+        bench.loops()
+    best = bench.trials(num)[found[-1].number]
+    assert (best.status, best.until) == ("running", 3)
+    assert alive[best.number].sync().orders.until == 3
+    for one in bench.trials(num):
+        job = bench.rig.job(one.job or 0)
+        assert (job.state, job.attempts) == ("running", 1)
+    assert {one.status for one in bench.trials(num)} == {"running", "held"}
+    bench.check_log(num)
+
+
+def reported(supervisor: ScriptedSupervisor, unit: int, value: float) -> wire.TrialReport:
+    return wire.TrialReport(
+        seq=supervisor.next_seq(),
+        generation=0,
+        unit=unit,
+        value=value,
+        metrics={"val_loss": value},
+        checkpoint=f"/c/{unit}",
+        final=False,
+        at=supervisor.now(),
+    )
+
+
+def test_a_suggestion_without_a_model_reads_no_log_of_its_study(bench: Bench) -> None:
+    """However long the study is: it reads its ask, the row of the study, and writes the answer."""
+    num = bench.submit(search=RANDOM, space=LINE, trials={"max": 12, "parallel": 2})
+    statements: list[str] = []
+
+    def note(_conn: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        statements.append(statement)
+
+    counted: list[int] = []
+    for _ in range(5):
+        bench.loops()
+        bench.rig.turn(1.0)
+        for trial in bench.running(num):
+            bench.train(trial)
+        bench.rig.turn(1.0)
+        # Both trials have ended: the study has events behind the asks of the first one.
+        studies_step(bench.rig.platform, bench.rig.clock.now())
+        event.listen(bench.rig.store._engine, "before_cursor_execute", note)
+        suggestions_step(bench.rig.platform, bench.rig.clock.now())
+        event.remove(bench.rig.store._engine, "before_cursor_execute", note)
+        counted.append(len(statements))
+        assert not [one for one in statements if "FROM study_events" in one]
+        assert not [one for one in statements if "FROM trials" in one]
+        statements.clear()
+    assert len(set(counted[:-1])) == 1 and counted[0] > 3, counted
 
 
 # -- evaluators outside the platform -------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Jobs through the whole platform on a Ray cluster of three raylets, and what may happen to it."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -7,7 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+import yaml
 
 from e2e.platform.harness import kill, probe_spec
 from e2e.ray.raylets import Raylets
@@ -39,8 +42,6 @@ def on_ray(out, *flags, nodes=2, **spec):
 
 def example(platform, name, *changes):
     """Submit an example, with other words in its command."""
-    import yaml
-
     spec = yaml.safe_load((ROOT / "examples" / "ray" / name).read_text())
     spec["workdir"] = str((ROOT / "examples" / "ray" / spec["workdir"]).resolve())
     spec["run"] = " ".join([spec["run"].split(" --")[0], *changes])
@@ -257,3 +258,42 @@ def drain(platform, node):
         "60",
     ]
     subprocess.run(words, check=True, capture_output=True, cwd="/")
+
+
+TRIAL = """
+import phalanx.train as pt
+
+run = pt.init()
+for epoch in range(2):
+    run.report(epoch=epoch, val_loss=run.params["x"] + 1 - epoch)
+"""
+
+
+def test_trials_on_a_ray_pool_start_without_a_template_of_their_study(platform, tmp_path):
+    (tmp_path / "trial.py").write_text(TRIAL)
+    text = {
+        "schema": 1, "kind": "study", "name": "lines", "objective": {"metric": "val_loss"},
+        "search": {"method": "grid"}, "space": {"x": {"values": [0, 1, 2]}},
+        "trials": {"parallel": 1},
+        "job": {"run": "python trial.py", "framework": "none", "pool": "ray", "workdir": str(tmp_path),
+                "resources": {"nodes": 1, "slots_per_node": 1}},
+    }  # fmt: skip
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(text))
+    platform.run("sweep", str(tmp_path / "study.yaml"), "-d")
+    templates: list[list[str]] = []
+
+    def is_over() -> bool:
+        for process in psutil.Process(platform.server_pid()).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                templates.extend([words] if "--template" in words else [])
+        with platform.client() as client:
+            return client.studies.get(1).ended_at is not None
+
+    wait_until(is_over, "the end of the study")
+    with platform.client() as client:
+        found = client.studies.trials(1).trials
+    assert sorted((one.params["x"], one.value, one.status) for one in found) == [
+        (x, float(x), "completed") for x in range(3)
+    ]
+    assert templates == []
