@@ -117,6 +117,15 @@ class RayFramework(FrameworkAdapter):
         return role.command.under(_program("ray", "--cpus", str(max(cpus, role.slots_per_node))))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptunaFramework(FrameworkAdapter):
+    """Optuna: one process on each node; studies are kept with the job and go on after a restart."""
+
+    def command(self, role: RoleContract, cpus: int) -> RankCommand:
+        """The script under the program that keeps its studies."""
+        return role.command.under(_program("optuna"))
+
+
 for _adapter in (
     FrameworkAdapter(name="torch", forkable=True, in_roles=True),
     JaxFramework(
@@ -132,6 +141,9 @@ for _adapter in (
     MpiFramework(name="mpi", one_rank_per_node=True, accepts="all", shares_port=True),
     RayFramework(
         name="ray", one_rank_per_node=True, lays_out_ranks=False, accepts="all", shares_port=True
+    ),
+    OptunaFramework(
+        name="optuna", one_rank_per_node=True, rendezvous=False, lays_out_ranks=False, accepts=""
     ),
     FrameworkAdapter(name="none", in_roles=True, rendezvous=False, accepts=""),
 ):

@@ -21,7 +21,16 @@ def role(name, command=SHELL, **fields):
 
 
 def test_all_of_them_are_registered():
-    assert list(REGISTRY) == ["torch", "jax", "tensorflow", "horovod", "mpi", "ray", "none"]
+    assert list(REGISTRY) == [
+        "torch",
+        "jax",
+        "tensorflow",
+        "horovod",
+        "mpi",
+        "ray",
+        "optuna",
+        "none",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +62,7 @@ def test_most_frameworks_run_the_command_as_it_is(name, command):
         ("tensorflow", ["tensorflow", "--slots-per-rank", "2"]),
         ("mpi", ["mpi", "--slots", "4"]),
         ("ray", ["ray", "--cpus", "16"]),
+        ("optuna", ["optuna"]),
     ],
 )
 def test_some_run_it_below_a_program_that_prepares_the_rank(name, program):
@@ -69,10 +79,10 @@ def test_what_is_special_of_each():
 
     assert having("forkable") == {"torch", "horovod"}
     assert having("needs_store") == {"horovod"}
-    assert {name for name, one in REGISTRY.items() if not one.accepts} == {"none"}
+    assert {name for name, one in REGISTRY.items() if not one.accepts} == {"none", "optuna"}
     assert having("in_roles") == {"torch", "jax", "horovod", "none"}
-    assert set(REGISTRY) - having("rendezvous") == {"none"}
-    assert set(REGISTRY) - having("lays_out_ranks") == {"ray"}
+    assert set(REGISTRY) - having("rendezvous") == {"none", "optuna"}
+    assert set(REGISTRY) - having("lays_out_ranks") == {"ray", "optuna"}
     assert set(REGISTRY) - having("stores_checkpoints") == {"jax"}
 
 

@@ -24,6 +24,7 @@ from phalanx.kit.clock import SystemClock
 from phalanx.launch.authentication import derive
 from phalanx.launch.files import scratch
 from phalanx.launch.ports import free_port
+from phalanx.train.frameworks.hooked_script import hooked_words
 from phalanx.train.frameworks.ray.hooks import SOCKET_VARIABLE, STORE_VARIABLE
 from phalanx.train.gang.gathering import (
     RankConnection,
@@ -195,7 +196,10 @@ def _script(
     env["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps(
         {"runtime_env": {"worker_process_setup_hook": _HOOK}}
     )
-    env.setdefault(STORE_VARIABLE, f"{env['PHALANX_CHECKPOINT_DIR']}/ray")
+    # A job that its owner had begin anew has other results.
+    beginning = env.get("PHALANX_BEGINNING", "0")
+    name = "ray" if beginning == "0" else f"ray-{beginning}"
+    env.setdefault(STORE_VARIABLE, f"{env['PHALANX_CHECKPOINT_DIR']}/{name}")
     script = subprocess.Popen(_words(options), env=env, shell=False)
     signal.signal(signal.SIGTERM, lambda *_: script.terminate())
     while True:
@@ -211,20 +215,10 @@ def _script(
 
 def _words(options: argparse.Namespace) -> list[str]:
     """Return the command; a Python script is run with the hooks."""
-    words: list[str] = list(options.command)
-    if options.shell:
-        from shlex import split
-
-        with contextlib.suppress(ValueError):
-            words = split(options.command[0])
-        if any(mark in options.command[0] for mark in "|&;<>$`(){}*?~") or "=" in words[0]:
-            return ["/bin/sh", "-c", options.command[0]]
-    if Path(words[0]).name.startswith("python") and len(words) > 1 and words[1] != "-c":
-        rest = words[1:]
-        while rest and rest[0] in ("-u", "-B", "-I"):
-            rest = rest[1:]
-        if rest and (rest[0] == "-m" or not rest[0].startswith("-")):
-            return [words[0], "-m", "phalanx.train.frameworks.ray.hooks", *rest]
+    hooks = "phalanx.train.frameworks.ray.hooks"
+    words = hooked_words(options.command, shell=options.shell, hooks=hooks)
+    if words is None:
+        words = ["/bin/sh", "-c", *options.command] if options.shell else list(options.command)
     return words
 
 

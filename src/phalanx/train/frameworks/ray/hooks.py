@@ -8,25 +8,22 @@ Nothing of Ray is imported before the script does it: functions are replaced rig
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
 import math
 import os
-import runpy
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from phalanx.train.frameworks import hooked_script
+from phalanx.train.frameworks.hooked_script import Patch, run_script
 from phalanx.train.frameworks.ray.searches import Searches
 
 SOCKET_VARIABLE = "PHALANX_RAY_REPORTS"
 STORE_VARIABLE = "PHALANX_RAY_STORE"
-Patch = Callable[[ModuleType], None]
 # Options of `ray.init` that Ray refuses where a cluster exists already.
 _OF_A_NEW_CLUSTER = frozenset(
     {"num_cpus", "num_gpus", "resources", "labels", "object_store_memory", "_system_config"}
@@ -39,42 +36,11 @@ def install() -> None:
     if store := _variable(STORE_VARIABLE):
         patches |= {"ray.train.constants": _store, "ray.train.v2.api.config": _run_name}
         patches |= {"ray": _init, **Searches(Path(store)).patches()}
-    for name in [name for name in patches if name in sys.modules]:
-        patches.pop(name)(sys.modules[name])
-    sys.meta_path.insert(0, _AfterImport(patches))
+    hooked_script.install(patches)
 
 
 def _variable(name: str) -> str:
     return os.environ.get(name, "")  # noqa: TID251 - runs in the processes of Ray's workers
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """An import hook that runs a patch after a module is imported."""
-
-    def __init__(self, patches: dict[str, Patch]) -> None:
-        self._patches = patches
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        patch = self._patches.pop(name, None)
-        if patch is None:
-            return None
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            _follow(spec.loader, patch)
-        return spec
-
-
-def _follow(loader: Any, patch: Patch) -> None:
-    """Run `patch` after `loader.exec_module`, which belongs to this one module."""
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        patch(module)
-
-    loader.exec_module = exec_module
 
 
 # -- reports -------------------------------------------------------------------------------------
@@ -174,16 +140,8 @@ def _init(module: ModuleType) -> None:
 
 def main() -> None:
     """Run a script, or a module after `-m`, with the hooks."""
-    words = sys.argv[1:]
     install()
-    if words[0] == "-m":
-        sys.argv = words[1:]
-        sys.path.insert(0, "")
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = words
-        sys.path.insert(0, str(Path(words[0]).resolve().parent))
-        runpy.run_path(words[0], run_name="__main__")
+    run_script(sys.argv[1:])
 
 
 if __name__ == "__main__":
