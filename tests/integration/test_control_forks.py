@@ -265,7 +265,7 @@ def test_a_crash_leaves_no_fork_without_its_checkpoint(tmp_path: Path, seed: int
             for one in alive.values():
                 one.rig = rig
             members.alive = alive
-            crash_at(rig, dice.randrange(1, 40))
+            crash_at(rig, dice.randrange(1, 25))
             try:
                 members.go_on(num)
                 members.check(num)

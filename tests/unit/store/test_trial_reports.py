@@ -44,6 +44,28 @@ def test_the_first_report_of_a_unit_stands(store: Store) -> None:
     assert store.view(trial_reports.last_id) == rows[1].id
 
 
+def test_reports_of_one_call_become_what_they_would_one_by_one(store: Store) -> None:
+    add(store, unit=2, value=0.2)
+    call = [
+        report(unit=1, value=0.5),
+        report(unit=1, value=0.6),
+        report(unit=1, value=0.5, checkpoint="/c/step-1", final=True),
+        report(unit=1, value=0.5),
+        report(unit=2, value=0.2, checkpoint="/c/step-2"),
+        report(unit=2, value=0.2, checkpoint="/c/step-2"),
+        report(unit=3, value="nan"),
+    ]
+    became = store.transact(lambda tx: trial_reports.add_many(tx, 7, call))
+    assert became == [
+        *(Taken.STORED, Taken.DIFFERS, Taken.COMPLETED, Taken.REPEATED),
+        *(Taken.COMPLETED, Taken.REPEATED, Taken.STORED),
+    ]
+    rows = {row.unit: row for row in store.view(lambda tx: trial_reports.after(tx, 0))}
+    kept = [(unit, row.checkpoint, row.final) for unit, row in sorted(rows.items())]
+    assert kept == [(1, "/c/step-1", True), (2, "/c/step-2", False), (3, None, False)]
+    assert store.transact(lambda tx: trial_reports.add_many(tx, 7, [])) == []
+
+
 def test_a_report_without_a_checkpoint_is_completed_and_seen_again(store: Store) -> None:
     add(store)
     last = store.view(trial_reports.last_id)

@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Set
 
+from phalanx.core.jobs.model import TERMINAL, JobState
 from phalanx.core.search.draw import Cell
 from phalanx.core.search.machine import rebuild
 from phalanx.core.search.model import Study
@@ -22,6 +23,8 @@ from phalanx.store.studies.rows import StoredStudy
 
 # Ended studies are read now and then; more than these are forgotten, the least recently used first.
 _KEPT = 600
+TOLD_TO_STUDIES = frozenset({JobState.RUNNING, JobState.PAUSED, *TERMINAL})
+"""States of a trial's job from which its study learns something."""
 
 
 class TriedParams:
@@ -83,6 +86,8 @@ class StudyCache:
         self._specs: OrderedDict[int, StudySpec] = OrderedDict()
         self._tried: OrderedDict[int, TriedParams] = OrderedDict()
         self._changed: set[int] = set()
+        # Version and state of each trial's job that is not over, as far as this process has stored it.
+        self._states: dict[int, tuple[int, JobState]] = {}
         # When to look at the budget of each study that has one and running trials, µs UTC.
         self._budgets: dict[int, int] = {}
         #: number of the last report read; None: the jobs of live trials have not been looked at yet
@@ -158,14 +163,27 @@ class StudyCache:
         return found
 
     def remember(self, touched: Touched) -> None:
-        """Note which trials' jobs a commit has changed."""
-        changed = {
-            num
-            for num, row in touched.rows.items()
-            if isinstance(row, StoredJob) and row.facts.study is not None
-        }
-        if changed:
-            self.note(changed)
+        """Note which trials' jobs a commit has brought into another state."""
+        for num, row in touched.rows.items():
+            if isinstance(row, StoredJob) and row.facts.study is not None:
+                self._follow(num, row)
+
+    def _follow(self, num: int, row: StoredJob) -> None:
+        """Have a job looked at that came into a state from which its study learns something.
+
+        Threads may report their commits out of order: a row that is older than the known one is skipped.
+        """
+        state = row.job.state
+        with self._lock:
+            version, before = self._states.get(num, (0, None))
+            if version >= row.version:
+                return
+            if state in TERMINAL:
+                self._states.pop(num, None)
+            else:
+                self._states[num] = (row.version, state)
+            if state in TOLD_TO_STUDIES and state is not before:
+                self._changed.add(num)
 
     def note(self, jobs: Iterable[int]) -> None:
         """Have these jobs looked at."""

@@ -15,6 +15,7 @@ from phalanx.core.jobs.machine import create, decide, wake_at
 from phalanx.core.jobs.model import HOLDING, Job, JobCommand, JobState
 from phalanx.errors import Bug, InvalidTransition, InvariantBroken, StoreError
 from phalanx.kit.units import to_rfc3339
+from phalanx.services.caches.study_cache import TOLD_TO_STUDIES
 from phalanx.store import events as log
 from phalanx.store import jobs, outbox
 from phalanx.store.database import Tx
@@ -171,10 +172,12 @@ def _write(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
     for one in changed:
         _touch(tx, one.job, one.wake)
         tx.touched.rows[one.job.num] = one.stored()
-        if one.before.facts.study is not None and one.job.state is not one.before.job.state:
+        if one.job.state is one.before.job.state:
+            continue
+        if one.before.facts.study is not None and one.job.state in TOLD_TO_STUDIES:
             tx.touched.topics.add(TRIAL_JOBS)
         # A job that takes slots frees none: another plan would come to the same result.
-        if one.job.state is not one.before.job.state and one.job.state not in HOLDING:
+        if one.job.state not in HOLDING:
             tx.touched.topics.add(QUEUE)
 
 

@@ -38,6 +38,8 @@ class Inbox:
     log_limit: int | None = None  # bytes of output that the job may have stored; None: any number
     events: list[e.JobEvent | Note] = field(default_factory=list)  # to commit at the end
     row: dict[str, Any] = field(default_factory=dict)  # changes of the supervisor's row
+    #: rows of reports of a trial, stored together
+    results: list[dict[str, Any]] = field(default_factory=list)
     #: rows of generations by number, as they are stored
     _stored: dict[int, GenerationRow | None] = field(default_factory=dict)
     #: the same with what the reports say
@@ -64,7 +66,8 @@ class Inbox:
         self._generations[number] = replace(self.generation(number), **times)
 
     def flush(self) -> None:
-        """Store the times of generations that the reports have changed."""
+        """Store the times of generations that the reports have changed, and the results of a trial."""
+        _store_results(self)
         for number, row in self._generations.items():
             lineage.put_generation(self.tx, row, self._stored[number])
 
@@ -164,10 +167,19 @@ def _checkpoint(inbox: Inbox, report: wire.CheckpointReport) -> None:
 def _trial(inbox: Inbox, report: wire.TrialReport) -> None:
     values = report.model_dump(exclude={"kind", "seq"}) | {"at": inbox.ours(report.at)}
     values |= {"job": inbox.job, "attempt": inbox.attempt, "checkpoint": report.checkpoint or None}
-    if trial_reports.add(inbox.tx, values) is Taken.DIFFERS:
-        said = f"the report of unit {report.unit} differs from the first one, which stands"
-        data = {"message": f"{said}: {report.value}", "rank": 0, "node_rank": inbox.node_rank}
-        inbox.events.append(Note("warned", inbox.attempt, report.generation, data))
+    inbox.results.append(values)
+
+
+def _store_results(inbox: Inbox) -> None:
+    """Store the results of a trial; of those that differ from the first one of their unit, warn."""
+    taken = trial_reports.add_many(inbox.tx, inbox.job, inbox.results)
+    for values, one in zip(inbox.results, taken, strict=True):
+        if one is Taken.DIFFERS:
+            said = f"the report of unit {values['unit']} differs from the first one, which stands"
+            message = f"{said}: {values['value']}"
+            data = {"message": message, "rank": 0, "node_rank": inbox.node_rank}
+            inbox.events.append(Note("warned", inbox.attempt, values["generation"], data))
+    inbox.results.clear()
 
 
 def _restored(inbox: Inbox, report: wire.RestoredReport) -> None:

@@ -54,23 +54,30 @@ def open_commands(tx: Tx, now: int) -> list[OpenCommand]:
     return commands.due(tx, now, only_asks=False, limit=_BATCH)
 
 
-def carry_out(platform: Platform, found: Sequence[OpenCommand], now: int) -> None:
-    """Carry out commands; those that have been carried out since they were read are skipped."""
+def carry_out(
+    platform: Platform, found: Sequence[OpenCommand], now: int
+) -> tuple[bool, int | None]:
+    """Carry out commands; those that have been carried out since they were read are skipped.
+
+    Returns whether there is more to do at once, and when the next timer of these studies is due.
+    """
     if not found:
-        return
+        return False, None
     prepared = _prepare(platform, found)
 
-    def work(here: StudyWork) -> list[int]:
+    def work(here: StudyWork) -> tuple[StudyWork, list[int]]:
         still = commands.finish(here.tx, [one.id for one in found])
         here.load({one.study for one in found})
         looked_at: list[int] = []
         for one in found:
             if one.id in still:
                 looked_at += _execute(here, one, prepared)
-        return looked_at
+        return here, looked_at
 
+    done, looked_at = transact_studies(platform, now, work)
     # A command that changed nothing causes no event of its job, which is looked at all the same.
-    platform.studies.note(transact_studies(platform, now, work))
+    platform.studies.note(looked_at)
+    return bool(looked_at) or done.commands_added or len(found) == _BATCH, done.wake_at
 
 
 def _prepare(platform: Platform, found: Sequence[OpenCommand]) -> _Prepared:
@@ -114,7 +121,7 @@ def _source(tx: Tx, study: Study, command: _Submits) -> ForkSource | PlatformErr
 
 
 def _execute(here: StudyWork, one: OpenCommand, prepared: _Prepared) -> list[int]:
-    """Carry out one command; returns the jobs that it was about."""
+    """Carry out one command; returns the jobs to look at: those that it was about, but no new one."""
     command, now, study = one.command, here.now, one.study
     if isinstance(command, FinishStudy):
         _finish(here, study)
@@ -130,7 +137,8 @@ def _execute(here: StudyWork, one: OpenCommand, prepared: _Prepared) -> list[int
         checkpoint_pins.unpin(here.tx, study_label(study), [command.checkpoint])
         return []
     if isinstance(command, SubmitTrial | ForkTrial):
-        return _submit(here, one, prepared[one.id])
+        _submit(here, one, prepared[one.id])
+        return []
     trial = here.study(study).trials[one.trial]
     if trial.job is None:
         if isinstance(command, StopTrial):
@@ -144,7 +152,7 @@ def _execute(here: StudyWork, one: OpenCommand, prepared: _Prepared) -> list[int
     if fresh:
         commit_events(here.tx, trial.job, fresh, now, ACTOR)
     if isinstance(command, ResizeTrial):
-        return [trial.job, *_submit(here, one, prepared[one.id])]
+        _submit(here, one, prepared[one.id])
     return [trial.job]
 
 
@@ -182,21 +190,20 @@ def _events_for(command: object, job: Job, study: int) -> list[JobEvent]:
     raise InvariantBroken(f"no way to carry out {type(command).__name__}")
 
 
-def _submit(here: StudyWork, one: OpenCommand, prepared: PreparedJob | PlatformError) -> list[int]:
+def _submit(here: StudyWork, one: OpenCommand, prepared: PreparedJob | PlatformError) -> None:
     assert one.trial is not None
     trial = here.study(one.study).trials[one.trial]
     if trial.is_over or trial.ending is not None:
         # It was stopped before it had a job.
         _end(here, one, e.TrialOutcome.STOPPED, str(trial.reason))
-        return []
+        return
     if isinstance(prepared, PlatformError):
         gone = isinstance(prepared, CheckpointNotFound)
         outcome = e.TrialOutcome.INFRASTRUCTURE if gone else e.TrialOutcome.FAILED
         _end(here, one, outcome, str(prepared))
-        return []
+        return
     num = store_prepared(here.platform, here.tx, prepared, here.now, ACTOR)
     here.apply(one.study, [e.TrialSubmitted(one.trial, num)])
-    return [num]
 
 
 def _end(here: StudyWork, one: OpenCommand, outcome: e.TrialOutcome, reason: str) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from phalanx.core.codec import encode
 from phalanx.core.search.events import StudyEvent
 from phalanx.core.search.machine import decide, wake_at
-from phalanx.core.search.model import Study, StudyCommand, Trial, TrialStatus
+from phalanx.core.search.model import Ask, Study, StudyCommand, Trial, TrialStatus
 from phalanx.services.platform import Platform
 from phalanx.store.database import Tx
 from phalanx.store.events import kind_of
@@ -114,6 +114,18 @@ class StudyWork:
         rows.put_trials(self.tx, fresh_trials, changed_trials)
         log.append(self.tx, [entry for one in changed for entry in one.entries])
         commands.add(self.tx, [each for one in changed for each in one.commands], self.now)
+
+    @property
+    def commands_added(self) -> bool:
+        """Whether events so far have caused commands other than asks."""
+        found = (command for one in self._open.values() for _, _, command in one.commands)
+        return any(not isinstance(command, Ask) for command in found)
+
+    @property
+    def wake_at(self) -> int | None:
+        """When the next timer of the studies that were changed is due."""
+        times = (wake_at(one.study) for one in self._open.values() if one.entries)
+        return min((at for at in times if at is not None), default=None)
 
     def keep(self) -> None:
         """Keep the studies in memory, once the transaction has been committed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from phalanx.core.gang.placement import Node
-from phalanx.core.jobs.model import HOLDING, Job, JobState
+from phalanx.core.jobs.model import HOLDING, TERMINAL, Job, JobState
 from phalanx.core.reasons import ReasonCode
 from phalanx.core.search import events as e
 from phalanx.core.search.model import PLACED, SearchCode, Trial, TrialStatus
@@ -25,6 +25,8 @@ BY_STUDY = "by the study"
 """How the reason of a stop begins that a study asked for."""
 _US = 1_000_000
 _MOST_NAMES = 10
+REPORTS_AT_ONCE = 5000
+"""Limit on the reports of one reading."""
 # Reasons of a failed job that say nothing about the trial's params or its code.
 _INFRASTRUCTURE = frozenset(
     {
@@ -38,7 +40,7 @@ _INFRASTRUCTURE = frozenset(
         ReasonCode.NODE_DRAINED,
     }
 )
-_LEFT = {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.PAUSED}
+_LEFT = {JobState.PAUSED, *TERMINAL}
 
 
 def live_jobs(tx: Tx) -> list[int]:
@@ -213,5 +215,5 @@ def new_reports(tx: Tx, last: int | None, live: Sequence[int]) -> tuple[int, lis
     if last is None:
         found = trial_reports.of_jobs(tx, live, limit=1_000_000) if live else []
         return trial_reports.last_id(tx), found
-    found = trial_reports.after(tx, last, limit=5000)
+    found = trial_reports.after(tx, last, limit=REPORTS_AT_ONCE)
     return (found[-1].id if found else last), found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from phalanx.core.gang.placement import Node
 from phalanx.core.search.machine import due
 from phalanx.services.platform import Platform
 from phalanx.services.studies import facts
@@ -16,19 +17,17 @@ from phalanx.store.studies.commands import OpenCommand
 from phalanx.store.studies.trial_reports import TrialReportRow
 
 _ROUNDS = 20
+_WAKING = 500
 
 
 def studies_step(platform: Platform, now: int) -> int | None:
     """Read what is new, decide and carry out, until nothing is left; returns when a timer is due."""
     spending_step(platform, now)
-    next_at: int | None = None
     for _ in range(_ROUNDS):
-        busy, next_at = _round(platform, now)
-        if not busy:
-            break
-    return min(
-        (at for at in (next_at, platform.studies.next_budget_at()) if at is not None), default=None
-    )
+        again, next_at = _round(platform, now)
+        if not again:
+            return _earliest(next_at, platform.studies.next_budget_at())
+    return now
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,57 +35,69 @@ class _Found:
     """What is to be done for studies at one moment."""
 
     nums: set[int]  # jobs of trials to look at
+    nodes: tuple[Node, ...]  # with their prices; empty without jobs to look at
     newest: int  # number of the last report
     reports: list[TrialReportRow]  # that are new
     waking: list[int]  # studies with a timer that is due
     commands: list[OpenCommand]  # that are due
     next_at: int | None  # when the next timer or command is due
 
-    @property
-    def anything(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self.nums or self.reports or self.waking or self.commands)
-
 
 def _round(platform: Platform, now: int) -> tuple[bool, int | None]:
-    """Do what is due once; returns whether that was anything, and when the next timer is due."""
+    """Do what is due once; returns whether there is more to do, and when the next timer is due."""
     cache = platform.studies
-    last, changed = cache.last_report, cache.take()
+    changed = cache.take()
     try:
-        found = platform.store.view(lambda tx: _look(tx, last, changed, now))
-        _apply(platform, found, now)
+        # Nodes have the prices of trials that have ended: other news does not wait for them.
+        real = tuple(platform.executor.inventory()) if changed or cache.last_report is None else ()
+        found = platform.store.view(lambda tx: _look(platform, tx, real, changed, now))
+        told, first_at = _apply(platform, found, now)
     except BaseException:
         cache.note(changed)
         raise
     cache.last_report = found.newest
-    carry_out(platform, found.commands, now)
-    return found.anything, found.next_at
+    carried, second_at = carry_out(platform, found.commands, now)
+    full = len(found.waking) == _WAKING or len(found.reports) == facts.REPORTS_AT_ONCE
+    return full or told or carried, _earliest(found.next_at, first_at, second_at)
 
 
-def _look(tx: Tx, last: int | None, changed: set[int], now: int) -> _Found:
+def _earliest(*times: int | None) -> int | None:
+    return min((at for at in times if at is not None), default=None)
+
+
+def _look(
+    platform: Platform, tx: Tx, real: tuple[Node, ...], changed: set[int], now: int
+) -> _Found:
+    last = platform.studies.last_report
     live = facts.live_jobs(tx) if last is None else []
-    times = (rows.next_wake_at(tx), commands.next_at(tx, only_asks=False))
-    wake_at, command_at = times
+    nums = {*changed, *live}
+    wake_at, command_at = rows.next_wake_at(tx), commands.next_at(tx, only_asks=False)
     return _Found(
-        {*changed, *live},
+        nums,
+        platform.scheduler_cache.rows.nodes(tx, real) if nums else (),
         *facts.new_reports(tx, last, live),
-        waking=rows.waking(tx, now) if wake_at is not None and wake_at <= now else [],
+        waking=rows.waking(tx, now, _WAKING) if wake_at is not None and wake_at <= now else [],
         commands=open_commands(tx, now) if command_at is not None and command_at <= now else [],
-        next_at=min((at for at in times if at is not None), default=None),
+        next_at=_earliest(*(at for at in (wake_at, command_at) if at is not None and at > now)),
     )
 
 
-def _apply(platform: Platform, found: _Found, now: int) -> None:
-    """Apply what has happened to trials' jobs, and the timers of studies that are due."""
-    if not (found.nums or found.reports or found.waking):
-        return
-    prices = facts.prices_of(platform.cluster()) if found.nums else {}
+def _apply(platform: Platform, found: _Found, now: int) -> tuple[bool, int | None]:
+    """Apply what has happened to trials' jobs, and the timers of studies that are due.
 
-    def work(here: StudyWork) -> None:
+    Returns whether that caused commands, and when the next timer of these studies is due.
+    """
+    if not (found.nums or found.reports or found.waking):
+        return False, None
+    prices = facts.prices_of(found.nodes)
+
+    def work(here: StudyWork) -> StudyWork:
         facts.read_jobs(here, found.nums, found.reports, prices)
         here.load(found.waking)
         for num in found.waking:
             if here.has(num):
                 here.apply(num, due(here.study(num), now), "timer")
+        return here
 
-    transact_studies(platform, now, work)
+    here = transact_studies(platform, now, work)
+    return here.commands_added, here.wake_at

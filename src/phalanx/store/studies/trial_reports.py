@@ -14,8 +14,9 @@ from phalanx.store.tables import trial_reports
 
 TRIAL_REPORTS = "trial_reports"
 """The notification topic of new reports."""
-_KNOWN = select(trial_reports.c.value, trial_reports.c.checkpoint).where(
-    trial_reports.c.job == bindparam("_job"), trial_reports.c.unit == bindparam("_unit")
+_KNOWN = select(trial_reports.c.unit, trial_reports.c.value, trial_reports.c.checkpoint).where(
+    trial_reports.c.job == bindparam("_job"),
+    trial_reports.c.unit.in_(bindparam("_units", expanding=True)),
 )
 _INSERT = trial_reports.insert()
 _ORDERED = (
@@ -51,28 +52,55 @@ class Taken(StrEnum):
 
 
 def add(tx: Tx, report: Mapping[str, Any]) -> Taken:
-    """Store a report unless one of its job and unit is there; `report` has the table's columns, but `id`.
+    """`add_many` for one report."""
+    return add_many(tx, report["job"], [report])[0]
 
-    Values that are not finite are texts, as JSON has none.
+
+def add_many(tx: Tx, job: int, reports: Sequence[Mapping[str, Any]]) -> list[Taken]:
+    """Store reports of one job, but those of units that have one; returns what became of each.
+
+    A report has the table's columns, but `id`. Values that are not finite are texts, as JSON has none.
     """
-    where = {"_job": report["job"], "_unit": report["unit"]}
-    known = tx.conn.execute(_KNOWN, where).first()
-    if known is None:
-        tx.conn.execute(_INSERT, {"id": take_numbers(tx, "trial_report"), **report})
+    if not reports:
+        return []
+    where = {"_job": job, "_units": sorted({one["unit"] for one in reports})}
+    # (value, checkpoint) by unit
+    known = {row.unit: (row.value, row.checkpoint) for row in tx.conn.execute(_KNOWN, where)}
+    fresh: dict[int, dict[str, Any]] = {}
+    taken: list[Taken] = []
+    for report in reports:
+        unit, value, checkpoint = report["unit"], report["value"], report["checkpoint"]
+        before = known.get(unit)
+        if before is None:
+            known[unit], fresh[unit] = (value, checkpoint), dict(report)
+            taken.append(Taken.STORED)
+        elif before[0] != value:
+            taken.append(Taken.DIFFERS)
+        elif before[1] is None and checkpoint is not None:
+            known[unit] = (value, checkpoint)
+            changes = {"checkpoint": checkpoint, "final": report["final"]}
+            if unit in fresh:
+                fresh[unit] |= changes
+            else:
+                _complete(tx, job, unit, changes)
+            taken.append(Taken.COMPLETED)
+        else:
+            taken.append(Taken.REPEATED)
+    if fresh:
+        first = take_numbers(tx, "trial_report", len(fresh))
+        rows = [{"id": first + index, **row} for index, row in enumerate(fresh.values())]
+        tx.conn.execute(_INSERT, rows)
         tx.touched.topics.add(TRIAL_REPORTS)
-        return Taken.STORED
-    if known.value != report["value"]:
-        return Taken.DIFFERS
-    if known.checkpoint is None and report["checkpoint"] is not None:
-        # A new number, so that readers that go by it see the row again.
-        fresh = {name: report[name] for name in ("checkpoint", "final")}
-        fresh["id"] = take_numbers(tx, "trial_report")
-        here = trial_reports.c
-        same = (here.job == report["job"]) & (here.unit == report["unit"])
-        tx.conn.execute(trial_reports.update().where(same).values(**fresh))
-        tx.touched.topics.add(TRIAL_REPORTS)
-        return Taken.COMPLETED
-    return Taken.REPEATED
+    return taken
+
+
+def _complete(tx: Tx, job: int, unit: int, changes: Mapping[str, Any]) -> None:
+    """Change a stored report. It gets a new number, so that readers that go by it see the row again."""
+    here = trial_reports.c
+    same = (here.job == job) & (here.unit == unit)
+    number = take_numbers(tx, "trial_report")
+    tx.conn.execute(trial_reports.update().where(same).values(id=number, **changes))
+    tx.touched.topics.add(TRIAL_REPORTS)
 
 
 def after(tx: Tx, last: int, *, limit: int = 1000) -> list[TrialReportRow]:
