@@ -226,7 +226,7 @@ def _room_in(
                 if share.node == name:
                     mask &= ~mask_of(share.slots)
         left[name] = mask.bit_count() + sum(
-            m.bit_count() for num, m in cluster.on_node[node].items() if num in leaving
+            slots for num, slots in cluster.on_node[node].items() if num in leaving
         )
     return left
 
@@ -377,12 +377,11 @@ def check_backfill(cluster: ClusterIndex, plan: Plan, now: int) -> None:
         for name, need in _needs(cluster, needed).items():
             node = cluster.index.num_of[name]
             room = cluster.index.free[node].bit_count()
-            for num, mask in cluster.on_node[node].items():
+            for num, slots in cluster.on_node[node].items():
                 expected = cluster.end_of(num, now)
-                leaves = leaves_at(
-                    cluster, num, NEVER if expected is None else expected, owner, now
-                )
-                room += mask.bit_count() if leaves <= reservation.ready_at else 0
+                due = NEVER if expected is None else expected
+                leaves = leaves_at(cluster, cluster.held[num], due, owner, now)
+                room += slots if leaves <= reservation.ready_at else 0
             late = 0
             for start in plan.starts:
                 end = ends[start.job]

@@ -239,8 +239,15 @@ class _Cluster:
         """A rank dies: the next generation starts in place, or the job has used up its budget."""
         crash = self.setup.crashes[i]
         index = self.cluster.index
-        holders = self.cluster.on_node[index.num_of[crash.node]].items()
-        num = next((num for num, mask in holders if mask >> crash.slot & 1), None)
+        num = next(
+            (
+                num
+                for num in self.cluster.on_node[index.num_of[crash.node]]
+                for share in self.cluster.held[num].placement.shares
+                if share.node == crash.node and crash.slot in share.slots
+            ),
+            None,
+        )
         if num is None or self.runs[num].stopping:
             return
         run = self.runs[num]

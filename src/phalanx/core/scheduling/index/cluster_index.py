@@ -165,7 +165,7 @@ class ClusterIndex:
         self.history = History() if history is None else history
         self.config = PlannerConfig() if config is None else config
         self.held: dict[int, RunningJob] = {}
-        self.on_node: list[dict[int, int]] = [{} for _ in self.index.nodes]
+        self.on_node: list[dict[int, int]] = [{} for _ in self.index.nodes]  # slots by job
         self.used: dict[str, int] = {}
         self.waiting: dict[int, QueuedJob] = {}
         self._submitted: dict[int, QueuedJob] = {}  # jobs that wait on other terms than at first
@@ -328,7 +328,7 @@ class ClusterIndex:
             if not allocation.mask:
                 continue  # a share without slots is never preempted for its CPUs
             at = self.on_node[allocation.node]
-            at[held.job] = at.get(held.job, 0) | allocation.mask
+            at[held.job] = at.get(held.job, 0) + allocation.mask.bit_count()
             nodes.append(allocation.node)
         self.index.settle()
         self._add_held_demand(held, 1)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
+from typing import Any
 
 from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of, size_class
 from phalanx.core.scheduling.model.planning_input import US, PlannerConfig, RunningJob
@@ -32,28 +35,32 @@ class _Kind:
     key: KindKey
     version: int = -1
     jobs: set[int] = field(default_factory=set)
-    known: dict[tuple[int, int], tuple[float, float | None]] = field(default_factory=dict)
+    known: dict[int, tuple[float, float | None]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Job:
     """A running job as of its last update. Without `scored` it is not preemptible."""
 
-    held: RunningJob
-    kind: _Kind
-    scored: bool = False
-    score: float = 0.0
-    spot: int = -1
-    due_at: int = NEVER
-    settled: bool = False
-    end: int | None = None
+    held: RunningJob  # the job as it was added
+    kind: _Kind  # jobs of its kind
+    scored: bool = False  # whether it is in the ranking
+    score: float = 0.0  # its urgency there
+    spot: int = -1  # service bin; -1: not yet known
+    due_at: int = NEVER  # when it leaves that bin
+    settled: bool = False  # whether `end` holds throughout the bin
+    end: int | None = None  # expected end; None: unknown
+    #: (expected end, job), made once: a compiled planner would make such a pair anew at each reading.
+    ending: Any = None
+    ends_at: int = -1  # the end in `ending`
+    gone: bool = False  # whether it was removed
 
 
 @dataclass(slots=True)
 class _Moves:
     """Positions in the ranking of one priority that jobs leave and take."""
 
-    gone: list[tuple[float, int]] = field(default_factory=list)
+    gone: dict[int, float] = field(default_factory=dict)
     fresh: list[tuple[float, int]] = field(default_factory=list)
 
 
@@ -69,7 +76,8 @@ class RunningIndex:
         self._kinds: dict[KindKey, _Kind] = {}
         self._num_observed = -1
         self._settled_at = -1
-        self._in_order: list[int] = []
+        self._in_order: list[_Job] = []
+        self._added: list[_Job] = []
 
     def add(self, held: RunningJob) -> None:
         """Add a running job."""
@@ -78,13 +86,15 @@ class RunningIndex:
         if kind is None:
             kind = self._kinds[key] = _Kind(key, self.history.version(key))
         kind.jobs.add(held.job)
-        self._jobs[held.job] = _Job(held, kind)
+        job = self._jobs[held.job] = _Job(held, kind)
+        self._added.append(job)
         self._unscored.add(held.job)
 
     def remove(self, num: int) -> None:
         """Remove a job that no longer runs."""
         self._unscored.discard(num)
         job = self._jobs.pop(num)
+        job.gone = True
         self._unrank(job)
         job.kind.jobs.discard(num)
         if not job.kind.jobs:
@@ -115,37 +125,40 @@ class RunningIndex:
     def _rerank(self, priority: int, moves: _Moves) -> None:
         """Apply rank changes: one sort for many, a binary search each for few."""
         ranked = self.ranked.setdefault(priority, [])
+        gone = moves.gone
         if _FEW * len(moves.fresh) < len(ranked):
-            for entry in moves.gone:
-                del ranked[bisect_left(ranked, entry)]
+            for num, score in gone.items():
+                del ranked[bisect_left(ranked, (score, num))]
             for entry in moves.fresh:
                 insort(ranked, entry)
         else:
-            gone = set(moves.gone)
-            stay = [entry for entry in ranked if entry not in gone]
-            self.ranked[priority] = sorted(stay + moves.fresh)
+            every: list[Any] = ranked  # so that a compiled planner does not make the pairs anew
+            stay = [one for one in every if one[1] not in gone]
+            stay += moves.fresh
+            stay.sort()
+            self.ranked[priority] = stay
 
     def ends(self, now: int) -> list[tuple[int, int]]:
         """Return (expected end, job) of all running jobs, the earliest first; NEVER if unknown."""
         self.settle(now)
-        jobs, soon = self._jobs, now + US
+        soon = now + US
         # Nearly in the order of the last call, so that sorting is cheap.
-        known = [num for num in self._in_order if num in jobs]
-        if len(known) < len(jobs):
-            known += jobs.keys() - set(known)
-        found: list[tuple[int, int]] = []
-        for num in known:
-            job = jobs[num]
+        jobs = [job for job in chain(self._in_order, self._added) if not job.gone]
+        self._in_order = jobs
+        self._added.clear()
+        for job in jobs:
             if not job.settled:
                 end = expected_end(job.held, self.history, now)
-            elif job.end is not None:
-                end = job.end if job.end > soon else soon
             else:
-                end = None
-            found.append((NEVER if end is None else end, num))
-        found.sort()
-        self._in_order = [num for _, num in found]
-        return found
+                end = job.end
+                if end is not None and end < soon:
+                    end = soon
+            at = NEVER if end is None else end
+            if job.ends_at != at:
+                job.ends_at = at
+                job.ending = (at, job.held.job)
+        jobs.sort(key=attrgetter("ending"))
+        return [job.ending for job in jobs]
 
     def end_of(self, num: int, now: int) -> int | None:
         """Return the expected end of a running job; constant within a service bin."""
@@ -175,16 +188,17 @@ class RunningIndex:
             if here is None:
                 here = moves[held.priority] = _Moves()
             if job.scored:
-                here.gone.append((job.score, held.job))
+                here.gone[held.job] = job.score
             here.fresh.append((score, held.job))
             job.scored, job.score = True, score
 
     def _known(self, job: _Job, spot: int) -> tuple[float, float | None]:
         """Return the urgency before waits and the expected total service of a job in this bin."""
         held, kind = job.held, job.kind
-        known = kind.known.get((held.num_slots, spot))
+        at = held.num_slots * len(EDGES) + spot
+        known = kind.known.get(at)
         if known is None:
-            known = kind.known[held.num_slots, spot] = (
+            known = kind.known[at] = (
                 base_of(held.num_slots, self.history.index(kind.key, spot), self.config),
                 self.history.total_slot_s(kind.key, EDGES[spot], 0.75),
             )

@@ -113,6 +113,7 @@ class SlotIndex:
         self.num_of: dict[str, int] = {node.id: i for i, node in enumerate(self.nodes)}
         # Slots that may be held; others are closed, and count as held for ever.
         self.offered: list[int] = [_offered(node) for node in self.nodes]
+        self.closed: list[bool] = [bool(node.closed) for node in self.nodes]
         self.free: list[int] = list(self.offered)
         self.num_free: list[int] = [mask.bit_count() for mask in self.free]
         self.cpus: list[int] = [node.num_cpus for node in self.nodes]
@@ -175,7 +176,7 @@ class SlotIndex:
         """Replace a node's free mask and bring every count up to date."""
         before, after = self.num_free[node], mask.bit_count()
         self.free[node], self.num_free[node] = mask, after
-        if before == after or self.nodes[node].closed:
+        if before == after or self.closed[node]:
             return
         group = self.group_of[node]
         group.num_free += after - before

@@ -12,6 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import log1p
+from typing import NamedTuple
 
 _FIRST = 60.0
 _RATIO = (5e7 / _FIRST) ** (1 / 47)
@@ -20,6 +21,7 @@ _NUM_BINS = 64
 EDGES: tuple[float, ...] = (0.0, *(_FIRST * _RATIO**i for i in range(_NUM_BINS)))
 """Borders of the service bins, in slot-seconds."""
 
+_NO_ENDS = [0.0] * _NUM_BINS
 _PRIOR_PER_BIN = 20.0 / 48
 _OWN_WEIGHT = 20.0
 _ALL_WEIGHT = 0.5
@@ -39,9 +41,8 @@ def size_class(num_slots: int) -> int:
     return max(num_slots, 1).bit_length() - 1
 
 
-@dataclass(frozen=True, slots=True)
-class KindKey:
-    """The key of the history that a job shares."""
+class KindKey(NamedTuple):
+    """The key of the history that a job shares; a named tuple, since it is looked up all the time."""
 
     project: str
     kind: str
@@ -61,9 +62,11 @@ class _Table:
         """Return the total service at this quantile of a job that has reached this bin."""
         known = self.totals.get((spot, quantile))
         if known is None:
-            left = self.tail[spot] * (1.0 - quantile)
-            after = (b for b in range(spot, _NUM_BINS) if self.tail[b + 1] <= left)
-            known = self.totals[spot, quantile] = EDGES[next(after) + 1]
+            tail = self.tail
+            left, after = tail[spot] * (1.0 - quantile), spot + 1
+            while tail[after] > left:
+                after += 1
+            known = self.totals[spot, quantile] = EDGES[after]
         return known
 
 
@@ -139,14 +142,13 @@ class History:
         return table
 
     def _weights(self, key: KindKey) -> list[float]:
-        any_kind = self.counts.get("*")
-        size = self.counts.get(key.size)
-        own = self.counts.get(key)
-        weights = [_PRIOR_PER_BIN] * _NUM_BINS
-        for row, factor in ((any_kind, _ALL_WEIGHT), (size, 1.0), (own, _OWN_WEIGHT)):
-            if row is not None:
-                weights = [w + factor * n for w, n in zip(weights, row, strict=True)]
-        return weights
+        every = self.counts.get("*", _NO_ENDS)
+        size = self.counts.get(key.size, _NO_ENDS)
+        own = self.counts.get(key, _NO_ENDS)
+        return [
+            _PRIOR_PER_BIN + _ALL_WEIGHT * every[b] + size[b] + _OWN_WEIGHT * own[b]
+            for b in range(_NUM_BINS)
+        ]
 
 
 _WIDTHS = tuple(hi - lo for lo, hi in pairwise(EDGES))

@@ -49,9 +49,9 @@ class CandidateSet:
         self.prices[num] = cost
         slots, costs, on_node = self.slots, self.costs, cluster.on_node
         for node in cluster.nodes_of[num]:
-            bits = on_node[node][num].bit_count()
-            slots[node] = slots.get(node, 0) + bits
-            self.num_slots += bits
+            held = on_node[node][num]
+            slots[node] = slots.get(node, 0) + held
+            self.num_slots += held
             costs[node] = costs.get(node, 0.0) + cost
 
     def remove(self, cluster: ClusterIndex, num: int) -> None:
@@ -59,10 +59,15 @@ class CandidateSet:
         if self.prices.pop(num, None) is None:
             return
         for node in cluster.nodes_of[num]:
-            self.num_slots -= cluster.on_node[node][num].bit_count()
-            mine = [j for j in cluster.on_node[node] if j in self.prices]
-            self.slots[node] = sum(cluster.on_node[node][j].bit_count() for j in mine)
-            self.costs[node] = sum(self.prices[j] for j in mine)
+            here = cluster.on_node[node]
+            self.num_slots -= here[num]
+            slots, cost = 0, 0.0
+            for other, held in here.items():
+                price = self.prices.get(other)
+                if price is not None:
+                    slots += held
+                    cost += price
+            self.slots[node], self.costs[node] = slots, cost
 
     def in_turn(self, cluster: ClusterIndex) -> Iterator[int]:
         """Iterate over the nodes in the order of their entry; of equal domains the first is taken."""
@@ -160,7 +165,7 @@ class IncrementalCandidateSet(CandidateSet):
         slots, cost = below.slots.get(node, 0), below.costs.get(node, 0.0)
         for place in places:
             one = ranked[place][1]
-            slots += on_node[one].bit_count()
+            slots += on_node[one]
             cost += prices[one]
         self.num_slots += slots - self.slots[node]
         if places or node in below.slots:

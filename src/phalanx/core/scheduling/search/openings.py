@@ -6,14 +6,13 @@ free, the time is unknown (`NEVER`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex, EquivalenceClass
 from phalanx.core.scheduling.index.running import NEVER
 from phalanx.core.scheduling.index.slots import Allocation, NodeGroup, SlotIndex
 from phalanx.core.scheduling.index.topology import place
-from phalanx.core.scheduling.model.planning_input import US, QueuedJob
+from phalanx.core.scheduling.model.planning_input import US, QueuedJob, RunningJob
 from phalanx.core.scheduling.search.candidates import shares_time_at
 from phalanx.core.scheduling.search.decisions import Decisions
 
@@ -60,14 +59,13 @@ class OpeningSearch:
             if overdue is None:
                 known = self.cluster.running.ends(self.now)
             else:
-                held_by = self.cluster.held
-                known = []
-                for entry in self.ends():
-                    held = held_by[entry[1]]
+                held_by, known = self.cluster.held, self.ends().copy()
+                for position, (end, num) in enumerate(known):
+                    held = held_by[num]
                     if held.priority == overdue.priority and held.num_slots < overdue.num_slots:
-                        at = leaves_at(self.cluster, entry[1], entry[0], overdue, self.now)
-                        entry = (at, entry[1])
-                    known.append(entry)
+                        at = leaves_at(self.cluster, held, end, overdue, self.now)
+                        if at != end:
+                            known[position] = (at, num)
                 known.sort()
             self._ends[priority] = known
         return known
@@ -83,9 +81,8 @@ class OpeningSearch:
         return known
 
 
-def leaves_at(cluster: ClusterIndex, num: int, end: int, gang: QueuedJob, now: int) -> int:
+def leaves_at(cluster: ClusterIndex, held: RunningJob, end: int, gang: QueuedJob, now: int) -> int:
     """Return when a job can be gone: at its expected end, or when an overdue gang may preempt it."""
-    held = cluster.held[num]
     if held.priority != gang.priority or held.save_s is None or held.stopping:
         return end
     if held.num_slots >= gang.num_slots:
@@ -149,7 +146,12 @@ def _emptiest_full(
     now, free = openings.search.now, openings.search.index.num_free
     rooms: dict[int, list[tuple[int, int, int]]] = {}
     level, until = openings.level(depth), NEVER + 1
-    for at, node, shares in openings:
+    found, gone, position = openings.found, openings.left_out(), 0
+    while position < len(found) or openings.extend():
+        at, node, shares = found[position]
+        position += 1
+        if node in gone:
+            continue
         if at > until:
             break
         domain = level.domain_of(node)
@@ -267,15 +269,6 @@ class SlotTimeline:
                 shares = self._free[node] // self.need if split else 1
                 self.found.append((search.now, node, shares))
 
-    def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        self._leave_out()
-        gone, at = self._gone, 0
-        while at < len(self.found) or self._extend():
-            one = self.found[at]
-            at += 1
-            if one[1] not in gone:
-                yield one
-
     def level(self, depth: int) -> DomainRooms:
         """Return the openings by domain of the level at this depth."""
         known = self._by_level.get(depth)
@@ -290,8 +283,7 @@ class SlotTimeline:
 
         The timeline is read until the first opening after that time.
         """
-        self._leave_out()
-        found, gone, level = self.found, self._gone, self.level(depth)
+        found, gone, level = self.found, self.left_out(), self.level(depth)
         rooms, leaf_of, of_leaf, by_node = (
             level.rooms,
             level.leaf_of,
@@ -307,7 +299,7 @@ class SlotTimeline:
         while last >= 0 and found[last][1] in gone:
             last -= 1
         while last < 0 or found[last][0] <= full_at:
-            if at == len(found) and not self._extend():
+            if at == len(found) and not self.extend():
                 break
             opens_at, node, shares = found[at]
             if node not in gone:
@@ -326,8 +318,8 @@ class SlotTimeline:
                 return full_at, [found[one][1] for one in here[:num]]
         return None
 
-    def _leave_out(self) -> None:
-        """Leave out the nodes that the pass has used since the last search."""
+    def left_out(self) -> set[int]:
+        """Return the nodes that the pass has used since the timeline was made; they are left out."""
         journal, gone = self.search.index.journal, self._gone
         last = self._last_taken
         if len(journal) < self._journal_read or (
@@ -341,22 +333,24 @@ class SlotTimeline:
         self._journal_read = len(journal)
         self._last_taken = journal[-1][1] if len(journal) > self._began else None
         if not fresh:
-            return
+            return gone
         gone |= fresh
         found = self.found
         for level in self._by_level.values():
             for domain in {level.domain_of(node) for node in fresh if self._is_inside(node)}:
                 here = level.rooms[domain]
                 level.rooms[domain] = [at for at in here if found[at][1] not in gone]
+        return gone
 
     def _is_inside(self, node: int) -> bool:
         index = self.search.index
-        return index.group_of[node] is self.group and not index.nodes[node].closed
+        return index.group_of[node] is self.group and not index.closed[node]
 
-    def _extend(self) -> bool:
+    def extend(self) -> bool:
         """Add the openings of the next job that ends and leaves some; False if no job is left."""
         search, index, need, free = self.search, self.search.index, self.need, self._free
         on_node, nodes_of, nodes = search.cluster.on_node, search.cluster.nodes_of, index.nodes
+        group, group_of, closed = self.group, index.group_of, index.closed
         if self._ends is None:
             self._ends = search.ends(self._overdue)
         ends, split, found = self._ends, self.group.splittable, self.found
@@ -367,12 +361,12 @@ class SlotTimeline:
             search.decisions.num_steps += 1
             for node in nodes_of[num]:
                 before = free[node]
-                free[node] = after = before + on_node[node][num].bit_count()
+                free[node] = after = before + on_node[node][num]
                 shares = 0
                 if split and nodes[node].splittable:
                     shares = after // need - before // need
                 elif before < need <= after:
                     shares = 1
-                if shares and self._is_inside(node):
+                if shares and group_of[node] is group and not closed[node]:
                     found.append((at, node, shares))
         return len(found) > before_all

@@ -375,7 +375,7 @@ def _offers(
     if group.splittable:
         paid = _split_offers(search, group, job, shape, candidates)
         return _Offers([], paid, [node for _, node, _ in paid])
-    free, group_of, nodes, size = index.num_free, index.group_of, index.nodes, group.size
+    free, group_of, size = index.num_free, index.group_of, group.size
     plain = not (job.cpus_per_node or job.memory_per_node_bytes)
     ready: list[int] = []
     for bucket in group.by_free[need:]:
@@ -386,7 +386,7 @@ def _offers(
         had = free[node]
         if had + slots < need or not slots or (plain and had >= need):
             continue
-        if group_of[node] is not group or nodes[node].closed or node in search.closed:
+        if group_of[node] is not group or index.closed[node] or node in search.closed:
             continue
         if plain and had + slots == need == size:
             others.append((costs[node], node, 0))
@@ -427,12 +427,12 @@ def _leave_for(
     cpus = memory = 0
     if slots >= need and _has_rest(search, job, node, cpus, memory):
         return []
-    holders = sorted([(prices[j] / on_node[j].bit_count(), j) for j in on_node if j in prices])
+    holders = sorted([(prices[j] / slots, j) for j, slots in on_node.items() if j in prices])
     victims: list[int] = []
     for _, victim in holders:
         held = cluster.held[victim]
         victims.append(victim)
-        slots += on_node[victim].bit_count()
+        slots += on_node[victim]
         cpus += held.cpus_per_node
         memory += held.memory_per_node_bytes
         if slots >= need and _has_rest(search, job, node, cpus, memory):
@@ -446,16 +446,19 @@ def _leave_for_slots(
     """Return the same where only slots count: the cheapest per slot are taken first."""
     if lack <= 0:
         return []
+    if len(on_node) == 1:
+        return [num for num, held in on_node.items() if num in prices and held >= lack] or None
     ranked: list[tuple[float, int]] = []
-    for num, mask in on_node.items():
+    for num, held in on_node.items():
         price = prices.get(num)
         if price is not None:
-            ranked.append((price / mask.bit_count(), num))
-    ranked.sort()
+            ranked.append((price / held, num))
+    if len(ranked) > 1:
+        ranked.sort()
     victims: list[int] = []
     for _, victim in ranked:
         victims.append(victim)
-        lack -= on_node[victim].bit_count()
+        lack -= on_node[victim]
         if lack <= 0:
             return victims
     return None
@@ -522,24 +525,21 @@ def without_needless(
         set(cluster.nodes_of[v]).isdisjoint(nodes) for v in victims
     ):
         return victims
-    room = {node: index.free[node].bit_count() for node in nodes}
+    room = {node: index.num_free[node] for node in nodes}
     for node, width in zip(nodes, job.widths(len(nodes)), strict=True):
         room[node] -= width
     for victim in victims:
         for node in cluster.nodes_of[victim]:
             if node in room:
-                room[node] += cluster.on_node[node][victim].bit_count()
+                room[node] += cluster.on_node[node][victim]
     kept = set(victims)
     for victim in sorted(victims, key=lambda v: (-candidates.prices[v], v)):
         gone = {
-            node: cluster.on_node[node][victim].bit_count()
-            for node in cluster.nodes_of[victim]
-            if node in room
+            node: cluster.on_node[node][victim] for node in cluster.nodes_of[victim] if node in room
         }
-        others = [one for one in victims if one in kept and one != victim]
-        if suffices is not None and not suffices(others):
+        if any([room[node] < slots for node, slots in gone.items()]):
             continue
-        if all(room[node] >= slots for node, slots in gone.items()):
+        if suffices is None or suffices([v for v in victims if v in kept and v != victim]):
             kept.remove(victim)
             for node, slots in gone.items():
                 room[node] -= slots

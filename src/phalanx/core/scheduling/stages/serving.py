@@ -99,12 +99,10 @@ def _preempt(state: Pass, job: QueuedJob, found: VictimPlan) -> None:
         tuple(found.victims),
     )
     state.reserve(reservation, job)
+    text = f"makes room for j-{job.num} ({job.num_slots} slots, priority {job.priority})"
     for victim, cost in zip(found.victims, found.prices, strict=True):
         state.victims.leave(victim)
-        text = (
-            f"makes room for j-{job.num} ({job.num_slots} slots, priority {job.priority}); "
-            f"costs about {cost / 3600:.2f} slot-hours"
-        )
-        reason = Reason(ReasonCode.PREEMPTED, text)
+        price = f"{text}; costs about {cost / 3600:.2f} slot-hours"
+        reason = Reason(ReasonCode.PREEMPTED, price)
         decisions.preemptions.append(Preemption(victim, job.num, cost, reason))
     state.ledger.promise(job, sum(job.widths(len(found.nodes))))

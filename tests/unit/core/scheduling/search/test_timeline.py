@@ -68,7 +68,7 @@ class _Anew:
             self.num_steps += 1
             for node in self.cluster.nodes_of[num]:
                 before = free[node]
-                free[node] += self.cluster.on_node[node][num].bit_count()
+                free[node] += self.cluster.on_node[node][num]
                 if node in inside and before < self.need <= free[node]:
                     yield at, node
 
