@@ -172,3 +172,44 @@ def test_the_model_finds_a_valley():
             made = methods.suggest(SampleRequest(space, "bayesian", options, 0, number, known))
             known += (Observation(number, made.params, loss(made.params)),)
         assert min(one.value for one in known) < 1e-3
+
+
+def flat(*places: float) -> tuple[Observation, ...]:
+    return tuple(Observation(number, {"x": x}, 1.0) for number, x in enumerate(places))
+
+
+def test_where_nothing_is_known_to_be_better_the_unknown_is_tried():
+    space, near = Space({"x": FloatParameter(0, 1)}), flat(*(0.35 + n / 40 for n in range(13)))
+
+    def suggested(known: tuple[Observation, ...]) -> float:
+        made = methods.suggest(SampleRequest(space, "bayesian", {}, 0, 20, known))
+        assert made.sampler == "bayesian"
+        return made.params["x"]
+
+    first = suggested(near)
+    assert not 0.2 < first < 0.8
+    # A trial that runs close to that end sends the next one to the other.
+    beside = Observation(13, {"x": 0.97 if first > 0.5 else 0.03})
+    assert abs(suggested((*near, beside)) - first) > 0.6
+
+
+@pytest.mark.parametrize("method", ["bayesian", "tpe"])
+def test_what_trials_that_run_and_other_studies_say_changes_a_suggestion(method):
+    pytest.importorskip("optuna")
+    dice = random.Random(5)
+    known = tuple(
+        Observation(n, {"x": x, "y": dice.random()}, (x - 0.3) ** 2)
+        for n, x in enumerate(dice.random() for _ in range(24))
+    )
+    plain = SampleRequest(LINE, method, {}, 0, 40, known)
+    asked = methods.suggest(plain).params
+    running = tuple(Observation(n, dict(asked)) for n in range(24, 30))
+    earlier = tuple(Observation(n, {"x": 0.9, "y": n / 40}, -1.0) for n in range(40))
+    others = {
+        "another trial": replace(plain, trial=41),
+        "running": replace(plain, observations=(*known, *running)),
+        "other studies": replace(plain, observations=known, prior=(earlier,)),
+    }
+    found = {name: methods.propose_here(one).params for name, one in others.items()}
+    assert methods.propose_here(plain).params == asked
+    assert all(params != asked for params in found.values()), found
