@@ -213,3 +213,15 @@ def test_what_trials_that_run_and_other_studies_say_changes_a_suggestion(method)
     found = {name: methods.propose_here(one).params for name, one in others.items()}
     assert methods.propose_here(plain).params == asked
     assert all(params != asked for params in found.values()), found
+
+
+def test_a_long_study_goes_on_with_a_faster_model(monkeypatch):
+    monkeypatch.setattr(methods, "_has", lambda module: True)
+    for count, expected in ((500, "bayesian"), (501, "tpe")):
+        request = SampleRequest(LINE, "bayesian", observations=trials(LINE, count))
+        assert methods.chosen_method(request) == expected
+
+
+def test_trials_of_other_studies_outside_of_the_space_are_not_learned_from():
+    earlier = tuple(Observation(n, {"x": x, "y": 0.5}, x) for n, x in enumerate((0.5, 3.0)))
+    assert history(SampleRequest(LINE, prior=(earlier,))).foreign == ({"x": 0.5, "y": 0.5},)
