@@ -338,6 +338,32 @@ def test_a_value_that_is_not_finite_ends_its_trial_and_is_never_the_best(
     bench.check_log(num)
 
 
+def test_a_report_that_comes_with_the_end_between_look_and_decision_counts(bench: Bench) -> None:
+    """Results and the end of a trial are stored at once, beside the loop of studies."""
+    num = bench.submit(trials={"parallel": 1})
+    bench.loops()
+    bench.rig.turn(1.0)
+    (trial,) = bench.running(num)
+    real, looks = bench.rig.store.view, [0]
+
+    def view(work: Any) -> Any:
+        found = real(work)
+        looks[0] += 1
+        if looks[0] == 1:
+            bench.train(trial)
+            bench.rig.turn(1.0)
+        return found
+
+    bench.rig.store.view = view  # type: ignore[method-assign]
+    bench.rig.platform.studies.note({trial.job or 0})
+    studies_step(bench.rig.platform, bench.rig.clock.now())
+    bench.rig.store.view = real  # type: ignore[method-assign]
+    bench.loops()
+    after = bench.trials(num)[trial.number]
+    assert (after.status, after.value) == ("completed", loss(trial.params, 1))
+    bench.check_log(num)
+
+
 def test_failures_of_infrastructure_never_count_against_a_trial(bench: Bench) -> None:
     lost: list[int] = []
     real = bench.train

@@ -120,7 +120,7 @@ def study_of(method: str) -> dict[str, Any]:
     rungs = {"rule": "asha", "type": "promotion", "min": 1, "max": 3, "eta": 3, "hold": "never"}
     chosen = {
         "asha": rungs,
-        "asha-stopping": rungs | {"type": "stopping"},
+        "asha-stopping": {"rule": "asha", "type": "stop", "min": 1, "max": 3, "eta": 3},
         "hyperband": rungs | {"rule": "hyperband"},
     }
     search = {"method": "random" if method in chosen else method, "seed": 5}

@@ -25,6 +25,7 @@ BY_STUDY = "by the study"
 """How the reason of a stop begins that a study asked for."""
 _US = 1_000_000
 _MOST_NAMES = 10
+_MOST_LATE = 100_000
 REPORTS_AT_ONCE = 5000
 """Limit on the reports of one reading."""
 # Reasons of a failed job that say nothing about the trial's params or its code.
@@ -52,11 +53,13 @@ def read_jobs(
     work: StudyWork,
     nums: Iterable[int],
     reports: Sequence[TrialReportRow],
+    newest: int,
     prices: Mapping[str, float],
 ) -> None:
     """Apply what these jobs and reports say to their studies; jobs that run no trial are skipped.
 
-    `prices` are those of nodes for a slot and an hour, in US dollars.
+    `newest` is the id of the last report that was read: a job may have reported and ended since, and its
+    end comes behind all of its reports. `prices` are those of nodes for a slot and an hour, in US dollars.
     """
     wanted = sorted({*nums, *(one.job for one in reports)})
     found = work.platform.scheduler_cache.rows.some(work.tx, wanted)
@@ -67,7 +70,9 @@ def read_jobs(
     work.load(studies)
     busy = commands.waiting_trials(work.tx, sorted(studies))
     by_job: dict[int, list[TrialReportRow]] = {}
-    for report in reports:
+    ended = {num for num, one in ours.items() if one.job.state in _LEFT}
+    late = trial_reports.after(work.tx, newest, limit=_MOST_LATE) if ended else []
+    for report in (*reports, *(one for one in late if one.job in ended)):
         by_job.setdefault(report.job, []).append(report)
     for num in sorted(ours):
         _read_job(work, ours[num], by_job.get(num, []), busy, prices)

@@ -92,7 +92,7 @@ def _apply(platform: Platform, found: _Found, now: int) -> tuple[bool, int | Non
     prices = facts.prices_of(found.nodes)
 
     def work(here: StudyWork) -> StudyWork:
-        facts.read_jobs(here, found.nums, found.reports, prices)
+        facts.read_jobs(here, found.nums, found.reports, found.newest, prices)
         here.load(found.waking)
         for num in found.waking:
             if here.has(num):
