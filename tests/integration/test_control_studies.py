@@ -278,6 +278,24 @@ def test_a_stopped_study_stops_its_trials(bench: Bench) -> None:
     bench.check_log(num)
 
 
+def test_a_stop_that_lets_trials_finish_through_the_api(bench: Bench) -> None:
+    num = bench.submit()
+    bench.loops()
+    begun = {one.number for one in bench.trials(num) if one.job is not None}
+    with rig_http(bench.rig) as http:
+        assert http.post(f"/api/v1/studies/{num}/pause").json()["state"] == "paused"
+        refused = http.post(f"/api/v1/studies/{num}/stop", params={"finish": True})
+        assert refused.status_code == 409 and "`resume` it first" in refused.text
+        http.post(f"/api/v1/studies/{num}/resume")
+        for _ in range(2):  # may be repeated
+            answer = http.post(f"/api/v1/studies/{num}/stop", params={"finish": True}).json()
+            assert (answer["state"], answer["reason"]["code"]) == ("running", "stop_requested")
+    view = bench.go(num)
+    assert (view.state, view.reason.code) == ("succeeded", "stop_requested")
+    assert {one.number for one in bench.trials(num) if one.status == "completed"} == begun
+    bench.check_log(num)
+
+
 def test_a_trial_that_a_user_cancels_ends_and_the_study_goes_on(bench: Bench) -> None:
     num = bench.submit()
     bench.loops()

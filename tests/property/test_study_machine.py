@@ -303,6 +303,7 @@ REQUESTS = [
     e.StudyPaused("lunch"),
     e.StudyResumed(),
     e.StudyStopped(),
+    e.StudyStopped("by a user", finish=True),
     e.StudyExtended(max_trials=14),
     e.StudyExtended(parallel=3),
     e.TrialAdded({"x": 0.123, "kind": "b"}),

@@ -135,9 +135,10 @@ class StudyCalls(Transport):
         """Have the trials of a paused study go on. Raises Conflict for a study that has ended."""
         return self._post(f"{_STUDIES}/{num}/resume", None, StudyView)
 
-    def stop(self, num: int) -> StudyView:
-        """Have all trials save and end, and the study with them."""
-        return self._post(f"{_STUDIES}/{num}/stop", None, StudyView)
+    def stop(self, num: int, *, finish: bool = False) -> StudyView:
+        """Have all trials save and end, and the study with them; `finish`: begin no more trials."""
+        more = "?finish=true" if finish else ""
+        return self._post(f"{_STUDIES}/{num}/stop{more}", None, StudyView)
 
     def extend(self, num: int, limits: ExtendStudyRequest) -> StudyView:
         """Set new limits of a study; one that has ended goes on."""

@@ -79,7 +79,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "studies.follow": lambda c: list(c.studies.follow(1)),
     "studies.pause": lambda c: c.studies.pause(1),
     "studies.resume": lambda c: c.studies.resume(1),
-    "studies.stop": lambda c: c.studies.stop(1),
+    "studies.stop": lambda c: c.studies.stop(1, finish=True),
     "studies.extend": lambda c: c.studies.extend(1, ExtendStudyRequest(max_trials=2)),
     "studies.create": lambda c: c.studies.create({}),
     "studies.open": lambda c: c.studies.open(1),
@@ -103,6 +103,12 @@ def routes() -> dict[tuple[str, str], set[str]]:
             names = {one["name"] for one in route.get("parameters", ()) if one["in"] == "query"}
             found[method.upper(), pattern] = names
     return found
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server ever answers here: calls that wait for one give up at once."""
+    monkeypatch.setattr("phalanx.sdk.studies.PATIENCE_S", 0.0)
 
 
 def request_of(name: str) -> httpx.Request:

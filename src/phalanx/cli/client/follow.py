@@ -64,13 +64,17 @@ class OutputFilter:
 class ReconnectingClient:
     """The client of one thread; it waits for a restarted control plane and reconnects.
 
-    The event `left` ends the waiting; all threads of a follower share it.
+    The event `left` ends the waiting; all threads of a follower share it. `what` is followed.
     """
 
     def __init__(
-        self, session: Session, tell: Callable[[str], None], left: threading.Event
+        self,
+        session: Session,
+        tell: Callable[[str], None],
+        left: threading.Event,
+        what: str = "job",
     ) -> None:
-        self._session, self._tell, self._left = session, tell, left
+        self._session, self._tell, self._left, self._what = session, tell, left, what
         self._client: PhalanxClient | None = None
 
     def call(self, ask: Callable[[PhalanxClient], T]) -> T:
@@ -88,7 +92,7 @@ class ReconnectingClient:
                 if self._left.is_set():
                     raise
                 if tries == _TELL_AT:
-                    self._tell(f"{error.message}; the job continues; trying again")
+                    self._tell(f"{error.message}; the {self._what} continues; trying again")
                 self._left.wait(backoff_s(tries + 1, first_s=0.1, max_s=2.0))
         raise ServerUnavailable("the control plane does not answer any more")
 

@@ -151,9 +151,10 @@ class StudyExtended:
 
 @dataclass(frozen=True, slots=True)
 class StudyStopped:
-    """A user stopped the study."""
+    """A user stopped the study; with `finish`, trials that have begun go on to their end."""
 
     reason: str = ""
+    finish: bool = False
 
 
 @dataclass(frozen=True, slots=True)

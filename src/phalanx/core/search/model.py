@@ -481,7 +481,7 @@ class StudyFacts:
     usd: float = 0.0
     #: measured seconds from a resume to running ranks; None: not measured yet
     resume_cost_s: float | None = None
-    #: the reason with which it ends after the retraining of the best
+    #: the reason with which it ends: after the retraining of the best, or once trials have finished
     verdict: SearchReason | None = None
     #: number of asks in a row without an answer that could be used
     failed_asks: int = 0

@@ -151,9 +151,12 @@ def post_resume_study(here: Here, num: StudyNum) -> StudyView:
 
 
 @router.post("/{num}/stop")
-def post_stop_study(here: Here, num: StudyNum) -> StudyView:
-    """Have all trials save and end, and the study with them; may be repeated."""
-    requests.stop_study(here.platform, num, here.clock.now(), _ACTOR)
+def post_stop_study(here: Here, num: StudyNum, finish: bool = False) -> StudyView:
+    """Have all trials save and end, and the study with them; may be repeated.
+
+    With `finish`, no more trials begin, and the study ends when those that have begun have ended.
+    """
+    requests.stop_study(here.platform, num, here.clock.now(), _ACTOR, finish=finish)
     return views.study_view(here.platform, num, here.clock.now())
 
 

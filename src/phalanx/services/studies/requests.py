@@ -28,9 +28,13 @@ def resume_study(platform: Platform, num: int, now: int, actor: str) -> None:
     _ask(platform, num, e.StudyResumed(), StudyState.RUNNING, now, actor)
 
 
-def stop_study(platform: Platform, num: int, now: int, actor: str) -> None:
-    """Have all trials save and end, and the study with them. Raises NotFound, Conflict."""
-    _ask(platform, num, e.StudyStopped(f"by {actor}"), StudyState.CANCELLED, now, actor)
+def stop_study(platform: Platform, num: int, now: int, actor: str, *, finish: bool = False) -> None:
+    """Have all trials save and end, and the study with them. Raises NotFound, Conflict.
+
+    With `finish`, only begin no more trials: the study ends when those that have begun have ended.
+    """
+    event = e.StudyStopped(f"by {actor}", finish)
+    _ask(platform, num, event, StudyState.CANCELLED, now, actor)
 
 
 def _ask(
@@ -43,6 +47,9 @@ def _ask(
         if study.is_over or study.state is StudyState.STOPPING:
             said = "has ended" if study.is_over else "is stopping"
             raise Conflict(f"{study_label(num)} {said} ({study.reason})", "`extend` lets it go on")
+        if study.state is StudyState.PAUSED and isinstance(event, e.StudyStopped) and event.finish:
+            said = "`resume` it first, or stop it without letting its trials finish"
+            raise Conflict(f"{study_label(num)} is paused: no trial of it can finish", said)
         here.apply(num, [event], actor)
 
     transact_studies(platform, now, work)

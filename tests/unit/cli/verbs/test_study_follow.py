@@ -36,9 +36,10 @@ EVENTS = [
     event(2, "trial_reported", 0, unit=1, value=0.5),
     event(3, "trial_reported", 1, unit=1, value=0.7),
     event(4, "trial_paused", 1),
-    event(5, "trial_reported", 0, unit=2, value=None),
-    event(6, "trial_ended", 0),
-    event(7, "trial_ended", 2),
+    event(5, "trial_paused", 1),  # without a report since: it was moved while it waited
+    event(6, "trial_reported", 0, unit=2, value=None),
+    event(7, "trial_ended", 0),
+    event(8, "trial_ended", 2),
 ]
 
 
@@ -112,6 +113,14 @@ def test_each_event_is_shown_once_over_lost_answers(
         "s-3/2  stopped (for 3 reports): loss 0.9 at 1",
         "1 trial not promoted beyond 1: s-3/1",
     ]
+
+
+def test_a_lost_control_plane_is_said_to_leave_the_study_running(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "backoff_s", lambda *_, **__: 0.0)
+    follow(Studies(lambda call: ServerUnavailable("gone") if call < 12 else None))
+    assert "gone; the study continues; trying again" in capsys.readouterr().err
 
 
 def test_from_now_on_earlier_events_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

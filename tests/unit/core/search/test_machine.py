@@ -110,3 +110,44 @@ def test_members_of_a_population_with_few_places_take_turns() -> None:
             study = after(study, e.TrialEnded(number, e.TrialOutcome.STOPPED))
     assert [until for _, until in order] == [1, 1, 1, 2, 2, 2]
     assert study.is_over
+
+
+def running(number_of_trials: int = 2, **changes: object) -> Study:
+    """A study of six trials, two at the same time, of which some run and one more has its params."""
+    space = Space({"x": FloatParameter(0.0, 1.0)})
+    policy = StudyPolicy(space, method="random", max_trials=6, parallel=2, **changes)
+    study = create(e.StudySubmitted(1, policy), 0).study
+    for number in range(number_of_trials + 1):
+        study = after(study, e.Suggested(number, {"x": 0.1 * number}, Origin("random")))
+    for number in range(number_of_trials):
+        study = after(after(study, e.TrialSubmitted(number, number + 10)), e.TrialStarted(number))
+    return study
+
+
+def test_a_stop_that_lets_trials_finish_begins_no_more_and_ends_none() -> None:
+    study = running()
+    decision = decide(study, e.StudyStopped("by a user", finish=True), 0)
+    assert decision.commands == ()
+    study = decision.study
+    assert study.state is StudyState.RUNNING
+    assert study.trials[2].status is TrialStatus.STOPPED  # it had only its params
+    for number in range(2):
+        study = after(study, e.TrialReported(number, 1, 0.5))
+        study = after(study, e.TrialEnded(number, e.TrialOutcome.SUCCEEDED))
+    assert [study.trials[at].status for at in range(2)] == [TrialStatus.COMPLETED] * 2
+    assert (study.state, study.facts.reason.code) == (
+        StudyState.SUCCEEDED,
+        SearchCode.STOP_REQUESTED,
+    )
+
+
+def test_extending_withdraws_a_stop_that_lets_trials_finish() -> None:
+    study = after(running(), e.StudyStopped("by a user", finish=True))
+    decision = decide(study, e.StudyExtended(max_trials=8), 0)
+    assert any(isinstance(command, Ask) for command in decision.commands)
+    assert decision.study.facts.verdict is None
+
+
+def test_a_paused_study_cannot_let_its_trials_finish() -> None:
+    study = after(running(), e.StudyPaused())
+    assert decide(study, e.StudyStopped("", finish=True), 0).ignored == "the study is paused"

@@ -26,12 +26,13 @@ class StudyFollower:
     """Prints what happens in one study until it ends, also over restarts of its control plane."""
 
     def __init__(self, session: Session, study: StudyView) -> None:
-        self._link = ReconnectingClient(session, note, threading.Event())
+        self._link = ReconnectingClient(session, note, threading.Event(), "study")
         self._study = study
         self._best: float | None = None
         self._values: dict[int, float] = {}
         self._params: dict[int, str] = {}
         self._ended: set[int] = set()
+        self._said_paused: set[int] = set()  # trials without a report since their last such line
 
     def run(self, *, from_now: bool = False) -> StudyView:
         """Follow to the end, and return the study; `from_now` leaves out what has happened already.
@@ -88,11 +89,13 @@ class StudyFollower:
         if event.kind == "trial_reported" and data.get("value") is not None:
             value = float(data["value"])
             self._values[trial] = value
+            self._said_paused.discard(trial)
             if self._is_better(value):
                 self._best = value
                 at = f"at {data['unit']}  {self._params.get(trial, '')}".rstrip()
                 return [f"{name}  {self._metric(value)}, the best so far, {at}"]
-        if event.kind == "trial_paused":
+        if event.kind == "trial_paused" and trial not in self._said_paused:
+            self._said_paused.add(trial)
             value_text = self._metric(self._values[trial]) if trial in self._values else "no report"
             return [f"{name}  paused: {value_text}"]
         return []

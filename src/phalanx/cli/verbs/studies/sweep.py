@@ -6,7 +6,7 @@ import csv
 import json as codec
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -384,10 +384,16 @@ def resume(ctx: typer.Context, study: StudyName) -> None:
 
 
 @sweep_app.command("stop")
-def stop(ctx: typer.Context, study: StudyName) -> None:
+def stop(
+    ctx: typer.Context,
+    study: StudyName,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Begin no more trials; let those that have begun end.")
+    ] = False,
+) -> None:
     """Stop a study: its trials save and end."""
     with connected(ctx) as client:
-        _changed(client.studies.stop(study_number(study)))
+        _changed(client.studies.stop(study_number(study), finish=finish))
 
 
 @sweep_app.command("extend")
@@ -463,23 +469,60 @@ def export(
     ctx: typer.Context,
     study: StudyName,
     format: Annotated[
-        Literal["csv", "json"], typer.Option("--format", help="csv or json.")
+        Literal["csv", "json", "parquet"],
+        typer.Option("--format", help="csv, json, or parquet (needs pyarrow)."),
     ] = "csv",
 ) -> None:
     """Print all trials of a study as a table for other programs."""
+    write_parquet = _parquet_writer() if format == "parquet" else None
     with connected(ctx) as client:
         found = list(client.studies.all_trials(study_number(study)))
     if format == "json":
         output.as_json(found)
+    elif write_parquet is not None:
+        write_parquet(*_table(found))
     else:
-        _write_csv(found)
+        names, rows = _table(found)
+        out = csv.writer(sys.stdout, lineterminator="\n")
+        out.writerow(names)
+        out.writerows(rows)
 
 
-def _write_csv(found: Iterable[TrialView]) -> None:
-    """A row for each trial; inactive params and missing values are empty."""
-    rows = list(found)
+def _parquet_writer() -> Callable[[list[str], list[list[Any]]], None]:
+    """Return a function that writes a table to standard output as Parquet. Raises UserError."""
+    if sys.stdout.isatty():
+        raise UserError("parquet is no text", "write it to a file: --format parquet > FILE")
+    try:
+        import pyarrow  # type: ignore[import-untyped, unused-ignore]
+        from pyarrow import parquet
+    except ImportError:
+        said = "install it: pip install 'phalanx[data]'; csv and json need nothing"
+        raise UserError("parquet needs pyarrow, which is not installed", said) from None
+
+    def write(names: list[str], rows: list[list[Any]]) -> None:
+        columns = [
+            pyarrow.array(_of_one_type([row[at] for row in rows])) for at in range(len(names))
+        ]
+        out = pyarrow.BufferOutputStream()
+        parquet.write_table(pyarrow.table(columns, names=names), out)
+        sys.stdout.buffer.write(out.getvalue().to_pybytes())
+        sys.stdout.buffer.flush()
+
+    return write
+
+
+def _of_one_type(values: list[Any]) -> list[Any]:
+    """The values of a column, which has one type: numbers of both kinds are floats, a mixture is text."""
+    kinds = {type(one) for one in values if one is not None}
+    if len(kinds) < 2:
+        return values
+    numbers = kinds == {int, float}
+    return [one if one is None else float(one) if numbers else str(one) for one in values]
+
+
+def _table(rows: list[TrialView]) -> tuple[list[str], list[list[Any]]]:
+    """Names of columns and a row for each trial; inactive params and missing values are None."""
     names = sorted({name for one in rows for name in one.params})
-    out = csv.writer(sys.stdout, lineterminator="\n")
     facts_of = [
         "number",
         "status",
@@ -492,7 +535,8 @@ def _write_csv(found: Iterable[TrialView]) -> None:
         "slot_s",
         "usd",
     ]
-    out.writerow(["trial", *facts_of[1:], *names])
-    for one in rows:
-        params = [one.params.get(name) for name in names]
-        out.writerow([*(getattr(one, name) for name in facts_of), *params])
+    made = [
+        [*(getattr(one, name) for name in facts_of), *(one.params.get(name) for name in names)]
+        for one in rows
+    ]
+    return ["trial", *facts_of[1:], *names], made

@@ -10,6 +10,7 @@ from phalanx.core.search.model import (
     SearchReason,
     StudyBudget,
     StudyState,
+    TrialStatus,
 )
 
 
@@ -53,6 +54,8 @@ def study_extended(draft: StudyDraft, event: e.StudyExtended) -> str | None:
             budget=raised,
         )
     )
+    if draft.facts.exhausted and draft.facts.verdict is not None and not draft.facts.finals:
+        draft.note(exhausted=False, verdict=None)  # a stop that let trials finish is withdrawn
     if event.duration_s is not None:
         draft.note(deadline_at=draft.now + round(event.duration_s * US))
     return None
@@ -77,8 +80,23 @@ def study_reopened(draft: StudyDraft, event: e.StudyExtended) -> str | None:
 
 
 def study_stopped(draft: StudyDraft, event: e.StudyStopped) -> str | None:
-    """End the study at a user's request."""
+    """End the study at a user's request; trials that have begun may finish first."""
+    if event.finish:
+        return _begin_no_more(draft, event.reason)
     draft.end(StudyState.CANCELLED, SearchCode.STOP_REQUESTED, event.reason)
+    return None
+
+
+def _begin_no_more(draft: StudyDraft, said: str) -> str | None:
+    """Begin no more trials; forks go on, as members of a population are compared with them."""
+    if draft.facts.state is StudyState.PAUSED:
+        return "the study is paused"
+    reason = SearchReason(SearchCode.STOP_REQUESTED, f"{said}; trials that have begun finish")
+    draft.note(exhausted=True, verdict=draft.facts.verdict or reason, reason=reason)
+    for number in (*draft.index.asked, *draft.index.suggested):
+        if draft.trials[number].origin.parent is None and not draft.facts.finals:
+            draft.change(draft.trials[number], status=TrialStatus.STOPPED, reason=reason)
+    draft.stirred = True
     return None
 
 

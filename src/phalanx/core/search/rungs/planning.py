@@ -194,6 +194,8 @@ def _finish(draft: StudyDraft, *, blocked: bool) -> None:
 
 def _why_no_more(draft: StudyDraft) -> SearchReason:
     """Why a study that has trained all its trials asks for no more; the sampler may have said why."""
+    if draft.facts.verdict is not None:
+        return draft.facts.verdict
     if not draft.facts.exhausted:
         return SearchReason(SearchCode.ALL_TRIALS_ENDED)
     newest = (draft.trials[number].reason for number in reversed(range(len(draft.trials))))
