@@ -1,7 +1,7 @@
 """What the platform itself costs a search: many short trials, many results, a busy day, two projects.
 
-    python -m bench.search.overhead [--only trials,results,day,projects] [--trials 10000] [--hours 24]
-        [--quick] [--boot-ms 0]
+    python -m bench.search.overhead [--only trials,results,day,projects,suggestion] [--trials 10000]
+        [--hours 24] [--quick] [--boot-ms 0]
 
 Everything runs in the simulated time of `virtual.py`, in which the control plane's own processor time
 counts. Ray Tune's published figures: 10,000 trials of 1 s on 16 slots 715 s; 1,000 trials with 0.1 results
@@ -22,15 +22,21 @@ from pathlib import Path
 from typing import Any
 
 from bench.search.virtual import Course, VirtualPlane, nodes, peak_mib, percentile, virtual_plane
-from sqlalchemy import text
+from sqlalchemy import func, select
 
+from phalanx.core.search.draw import random_params
+from phalanx.core.search.sampling import Observation, SampleRequest
+from phalanx.schemas.spec.study import StudySpec
 from phalanx.schemas.wire.assignments import Assignment
+from phalanx.search import SamplerWorker
 from phalanx.services.resources.projects import apply_projects
 from phalanx.store.database import Tx
+from phalanx.store.jobs import HOLDING_STATES
 from phalanx.store.studies import rows
 from phalanx.store.studies.rows import StoredStudy
+from phalanx.store.tables import jobs
 
-PARTS = ("trials", "results", "day", "projects")
+PARTS = ("trials", "results", "day", "projects", "suggestion")
 DAY_S = 86_400.0
 
 
@@ -160,6 +166,8 @@ def day(given: argparse.Namespace) -> None:
         print(f"    {done} ended; processor s: {spent}; wall {time.perf_counter() - wall:.0f} s")
 
 
+_SHARED_S, _FIRST_S = 300, 40
+"""Length of the run of two projects, and of its beginning: trials that came first hold slots until then."""
 PROJECTS = {
     "schema": 1,
     "projects": [
@@ -201,25 +209,67 @@ def _two_projects(kind: str) -> list[float]:
 
         for when in (60.0, 180.0):
             plane.at(when, gang)
-        plane.run(lambda: plane.now_s >= 300.0)
-        held = _slot_seconds(plane)
-        both = held["vision"] + held["speech"]
-        share = held["vision"] / both
-        print(
-            f"| {kind}: slot-time of vision, of both without the gang | {share:.3f} "
-            f"| {both:.0f} slot-s | used {(both + held.get('production', 0)) / (16 * 300):.3f} of all |"
-        )
+        seconds: list[dict[str, int]] = []
+        for second in range(_SHARED_S):
+            plane.at(second + 0.5, lambda: seconds.append(_held(plane)))
+        plane.run(lambda: plane.now_s >= _SHARED_S)
+        for name, part in (("all", seconds), (f"behind {_FIRST_S} s", seconds[_FIRST_S:])):
+            vision, speech = (sum(one.get(p, 0) for one in part) for p in ("vision", "speech"))
+            used = sum(sum(one.values()) for one in part) / (16 * len(part))
+            gap = sum(one.get("vision", 0) - one.get("speech", 0) for one in part) / len(part)
+            print(
+                f"| {kind}, {name}: share of vision of both | {vision / (vision + speech):.3f} "
+                f"| vision holds {gap:+.2f} slots more on average | used {used:.3f} of all |"
+            )
         return [round((plane.started_at.get(num, 0) - at) / 1e6, 2) for num, at in gangs]
 
 
-def _slot_seconds(plane: VirtualPlane) -> dict[str, float]:
-    """Slot-seconds by project of attempts that are over; those that run now are left out."""
-    query = "select project, sum(attained_slot_s) from jobs group by project"
+def _held(plane: VirtualPlane) -> dict[str, int]:
+    """Slots that are held now, by project."""
+    held = (
+        select(jobs.c.project, func.sum(jobs.c.num_slots))
+        .where(jobs.c.state.in_(HOLDING_STATES))
+        .group_by(jobs.c.project)
+    )
 
-    def read(tx: Tx) -> dict[str, float]:
-        return {project: float(held) for project, held in tx.conn.execute(text(query))}
+    def read(tx: Tx) -> dict[str, int]:
+        return {project: int(slots) for project, slots in tx.conn.execute(held)}
 
     return plane.context.platform.store.view(read)
+
+
+def suggestion(given: argparse.Namespace) -> None:
+    """Wall time of one suggestion, 1,000 trials finished and 10 running, with the sampler process."""
+    space = StudySpec.model_validate(
+        spec("s", 1, 1)
+        | {
+            "space": {
+                "lr": {"log": [1e-5, 1.0]},
+                "batch": {"values": [16, 32, 64]},
+                "layers": {"int": [1, 8]},
+                **{name: {"float": [0.0, 1.0]} for name in ("dropout", "momentum", "decay")},
+            }
+        }
+    ).to_space()
+    drawn = [random_params(space, 1, number) or {} for number in range(1010)]
+    dice = random.Random("losses")
+    told = tuple(
+        Observation(number, dict(params), dice.random() if number < 1000 else None)
+        for number, params in enumerate(drawn)
+    )
+    worker = SamplerWorker()
+    try:
+        for method in ("auto", "tpe"):
+            took: list[float] = []
+            for trial in range(1010, 1015 if given.quick else 1060):
+                began = time.perf_counter()
+                worker.suggest(SampleRequest(space, method, {}, 1, trial, told))
+                took.append(time.perf_counter() - began)
+            warm = took[1:]  # the first one starts the process
+            said = (f"{1e3 * percentile(warm, share):.1f} ms" for share in (0.5, 0.9, 1.0))
+            print(f"| {method}: wall time of a suggestion, p50, p90, max | {' | '.join(said)} |")
+    finally:
+        worker.close()
 
 
 def main() -> int:
