@@ -12,6 +12,10 @@ GANGS := tests/e2e/training
 PROCESSES := tests/e2e
 PYTEST := $(BIN)/python -m pytest -q
 DEFAULT := not extras and not proof
+# Tests of the control plane that run on PostgreSQL as well: a few minutes of them, and all.
+ON_POSTGRES_SHORT := tests/unit/store tests/unit/services tests/integration/test_control_job_life.py \
+  tests/integration/test_control_api.py tests/integration/test_control_sync.py tests/integration/test_control_serve.py
+ON_POSTGRES := tests/unit/store tests/unit/services tests/unit/server tests/integration/test_control_*.py
 # Hundreds of processes import the same modules: without their bytecode each would compile them again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -66,9 +70,11 @@ test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) ## tests of optional parts (PostgreSQ
 	@scripts/horovod.sh install-kept $(BIN)/python
 	@$(MAKE) --no-print-directory $(RELEASE)/.installed || echo "the release tools are not installed; their tests skip"
 	@$(PYTEST) -n 2 --dist loadfile -m "extras and not proof" || test $$? -eq 5
+	@$(PYTEST) -n 2 --dist worksteal -m "$(DEFAULT)" --database postgresql $(ON_POSTGRES_SHORT)
 
 proof: $(STAMP) ## kill counts and full matrices: long; the output goes to docs/proof/
 	@$(PYTEST) -m proof --timeout=3600 -rA || test $$? -eq 5
+	@$(PYTEST) -n 2 --dist worksteal -m "not proof" --database postgresql $(ON_POSTGRES)
 
 bench: $(STAMP) ## launch and recovery times, against torchrun
 	@$(BIN)/python bench/launch.py

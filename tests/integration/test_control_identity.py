@@ -33,6 +33,7 @@ def drop_database(home: HomeLayout) -> None:
         path.unlink()
 
 
+@pytest.mark.sqlite
 def test_a_database_that_is_deleted_while_it_is_used_stores_nothing(rig: Rig) -> None:
     rig.submit()
     assert ready(rig) == (200, {"database": "ok", "loops": "ok"})
@@ -48,6 +49,7 @@ def test_a_database_that_is_deleted_while_it_is_used_stores_nothing(rig: Rig) ->
         assert http.get("/healthz").status_code == 200  # alive, and to be restarted by its operator
 
 
+@pytest.mark.sqlite
 def test_without_the_check_an_answer_of_success_is_lost(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +62,7 @@ def test_without_the_check_an_answer_of_success_is_lost(
     assert not home.database_file.exists()
 
 
+@pytest.mark.sqlite
 def test_a_database_in_the_place_of_another_is_not_taken_for_it(rig: Rig, tmp_path: Path) -> None:
     path = rig.platform.home.database_file
     path.rename(tmp_path / "moved")
@@ -75,6 +78,7 @@ def test_loops_that_stand_still_are_told(rig: Rig) -> None:
     assert ready(rig) == (503, {"database": "ok", "loops": "no step is completed in: scheduler"})
 
 
+@pytest.mark.sqlite
 def test_an_older_schema_is_told(rig: Rig) -> None:
     with sqlite3.connect(rig.platform.home.database_file) as conn:
         conn.execute("UPDATE alembic_version SET version_num = '0001'")
@@ -95,6 +99,7 @@ def test_numbers_go_on_above_those_that_the_disk_knows(tmp_path: Path) -> None:
         assert rig.submit() == 43
 
 
+@pytest.mark.sqlite
 def test_a_fresh_database_shares_nothing_with_the_lost_one(tmp_path: Path) -> None:
     with open_rig(tmp_path / "home") as rig:
         num, first = rig.submit(), rig.client.info().database
@@ -125,6 +130,7 @@ def test_a_job_has_a_name_that_no_other_database_gives(rig: Rig) -> None:
 # -- backup and restore ------------------------------------------------------------------------------
 
 
+@pytest.mark.sqlite
 def test_a_backup_is_made_while_jobs_are_submitted_and_restored(tmp_path: Path) -> None:
     home = prepare_home(tmp_path / "home")
     (home.root / "key").write_text("ab" * 32)
@@ -182,6 +188,7 @@ def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
     assert backup.main(["--home", str(tmp_path / "home"), "restore", str(tmp_path)]) == 102
 
 
+@pytest.mark.sqlite
 def test_a_running_control_plane_is_not_overwritten(tmp_path: Path) -> None:
     with open_rig(tmp_path / "home") as rig:
         rig.submit()
@@ -198,6 +205,7 @@ def test_a_running_control_plane_is_not_overwritten(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.sqlite
 def test_a_backup_of_a_later_release_is_refused(tmp_path: Path) -> None:
     with open_rig(tmp_path / "home") as rig:
         backup.back_up(rig.platform.home, tmp_path / "backup")

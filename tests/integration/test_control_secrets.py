@@ -51,6 +51,7 @@ def everything(rig: Rig) -> str:
         return "\n".join(conn.iterdump())
 
 
+@pytest.mark.sqlite
 def test_values_reach_the_ranks_and_nothing_else(rig: Rig) -> None:
     num = run(rig)
     rig.turn()
@@ -69,6 +70,7 @@ def test_values_reach_the_ranks_and_nothing_else(rig: Rig) -> None:
     assert values == {**VALUES, "JOB_TOKEN": "value-of-job-token"}
 
 
+@pytest.mark.sqlite
 def test_without_the_classifier_the_database_holds_them(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_live_job_keeps_it(tmp_path: Path, sock: socket.socket) -> None:
     assert run(tmp_path, sock, work, Settings(idle_exit_s=1.0), ask=True) is StopCause.ASKED
 
 
+@pytest.mark.sqlite
 def test_a_corrupt_database_is_said_before_anything_answers(
     tmp_path: Path, sock: socket.socket
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from phalanx.core.jobs.machine import rebuild
 from phalanx.store import events, jobs, open_store
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sqlite]
 WRITER = Path(__file__).with_name("store_writer.py")
 
 

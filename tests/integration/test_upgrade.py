@@ -26,7 +26,7 @@ from phalanx.services.resources import inventory, projects
 from phalanx.store import events, jobs, migrate, planning
 from phalanx.testing.executors import FakeExecutor
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sqlite]
 DUMP = Path(__file__).parents[1] / "fixtures" / "store_0003.sql"
 # A moment after the newest row of the dump.
 NOW = 1_795_361_140_000_000

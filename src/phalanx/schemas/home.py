@@ -60,6 +60,11 @@ class HomeLayout:
         return self.root / "db" / "phalanx.sqlite"
 
     @property
+    def database_place(self) -> Path:
+        """The URL, without its password, of the PostgreSQL database that this home uses."""
+        return self.root / "database"
+
+    @property
     def code_dir(self) -> Path:
         """Snapshots of code by the SHA-256 of their archive: `<code_dir>/<digest>.tar`."""
         return self.root / "code"

@@ -240,7 +240,7 @@ async def serve(  # noqa: PLR0913
     `on_ready`, and what `apply_pools` raises.
     """
     settings = settings or read_settings()
-    store = open_store(settings.database.url or home.database_file)
+    store = open_store(settings.database.resolved() or home.database_file)
     sampler = SamplerWorker()
     try:
         if store.dialect == "sqlite":

@@ -5,6 +5,7 @@ No other module of the control plane reads the environment.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -19,6 +20,7 @@ from phalanx.core.scheduling import DEFAULT_POLICY, PlannerConfig
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
 from phalanx.kit.units import parse_duration, parse_size
+from phalanx.launch.linux import replace_environment
 
 _PREFIX = "PHALANX__"
 # Settings that had another name: section and key, then and now.
@@ -35,8 +37,26 @@ class DatabaseSettings(SettingsGroup):
     """The database."""
 
     url: str | None = Field(
-        default=None, description="PostgreSQL URL; absent: the SQLite file of the home."
+        default=None,
+        repr=False,
+        description="PostgreSQL URL, or `file:PATH` of a file that contains it; absent: the SQLite file of "
+        "the home.",
     )
+
+    def resolved(self) -> str | None:
+        """The URL itself, read from its file where one is named. Raises SpecInvalid."""
+        if self.url is None or not self.url.startswith("file:"):
+            return self.url or None
+        name = _variable(("database", "url"))
+        path = Path(self.url.removeprefix("file://").removeprefix("file:"))
+        try:
+            text = path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            said = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise SpecInvalid([Problem(name, f"{path} cannot be read: {said}")]) from None
+        if not text or len(text.splitlines()) > 1:
+            raise SpecInvalid([Problem(name, f"{path} must contain one line: the URL")])
+        return text
 
 
 class LoopSettings(SettingsGroup):
@@ -213,6 +233,16 @@ def read_settings() -> Settings:
     if problems:
         raise SpecInvalid(list(problems.values()), "docs/reference/settings.md lists all settings")
     return found
+
+
+def hide_database_url() -> None:
+    """Remove the URL from this process's environment, so that no job inherits it or finds it in `/proc`."""
+    name = _variable(("database", "url"))
+    given = os.environ.get(name)  # noqa: TID251
+    if given:
+        with contextlib.suppress(OSError):  # set after the start: `/proc` does not show it
+            replace_environment(name, "-" * len(given.encode()))
+        del os.environ[name]  # noqa: TID251
 
 
 def _unknown(name: str) -> str:

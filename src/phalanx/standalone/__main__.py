@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="pool file",
     )
+    parser.add_argument("--database-url", default=None, help="PostgreSQL; default: the settings'")
     parser.add_argument("--keep-logs-s", type=float, default=None, help="default: the settings'")
     parser.add_argument("--keep-metrics-s", type=float, default=None)
     parser.add_argument("--keep-warm", type=int, default=0, choices=(0, 1))

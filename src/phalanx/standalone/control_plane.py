@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 from phalanx import __version__
-from phalanx.errors import ServerError
+from phalanx.errors import ServerError, UserError
 from phalanx.executors import local
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.kit.clock import Clock, SystemClock
@@ -26,9 +27,16 @@ from phalanx.schemas.home import HomeLayout, ServerFile
 from phalanx.schemas.pools.pool_file import PoolFile, read_pool_file
 from phalanx.server.app import serve
 from phalanx.server.connections import raise_file_limit
-from phalanx.server.settings import Settings, read_settings
+from phalanx.server.settings import DatabaseSettings, Settings, hide_database_url, read_settings
 from phalanx.services.resources.credentials import login_ticket
-from phalanx.standalone.home import HomeLock, prepare_home, read_key, read_token, rotate_log
+from phalanx.standalone.home import (
+    HomeLock,
+    prepare_home,
+    read_key,
+    read_token,
+    remember_database,
+    rotate_log,
+)
 from phalanx.standalone.pools import HomeClusters, known_clusters
 
 HOST = "127.0.0.1"
@@ -50,6 +58,7 @@ class ControlPlaneOptions:
     host: str = HOST  # interface to bind
     advertise: str | None = None  # URL for other machines; None: host and port
     pools: Sequence[Path] = ()  # pool files to add to the stored pools
+    database_url: str | None = None  # PostgreSQL, without a password; None: as in the settings
     keep_logs_s: float | None = None  # retention of logs; None: as in the settings
     keep_metrics_s: float | None = None  # the same, of metrics
 
@@ -185,7 +194,22 @@ def _settings(setup: ControlPlaneOptions) -> Settings:
     changes: dict[str, object] = {"retention": settings.retention.model_copy(update=given)}
     if setup.idle_exit_s is not None:
         changes["idle_exit_s"] = setup.idle_exit_s
+    if setup.database_url is not None:
+        refuse_password(setup.database_url)
+        changes["database"] = DatabaseSettings(url=setup.database_url)
+    hide_database_url()
     return settings.model_copy(update=changes)
+
+
+def refuse_password(url: str) -> None:
+    """Raise UserError for a URL of the command line with a password, which every process could read."""
+    parts = urlsplit(url)
+    if parts.password is not None or "password" in parse_qs(parts.query):
+        raise UserError(
+            "--database-url has a password, which the list of processes shows to every user",
+            "write the URL to a file and name it: --database-url file:PATH; or set "
+            "PHALANX__DATABASE__URL, or put the password into ~/.pgpass",
+        )
 
 
 def run(setup: ControlPlaneOptions) -> int:
@@ -203,6 +227,7 @@ def run(setup: ControlPlaneOptions) -> int:
         home.server_file.unlink(missing_ok=True)
         token = read_token(home)
         url = setup.advertise or f"http://{_reachable(setup.host)}:{sock.getsockname()[1]}"
+        remember_database(home, settings.database.resolved())
         executor = _executor(home, setup, clock, files)
         raise_file_limit()
         _limit_log()

@@ -17,6 +17,7 @@ from phalanx.kit.text import random_hex
 from phalanx.launch.files import write_file
 from phalanx.schemas.home import HOME_VERSION, HomeLayout
 from phalanx.server.app import derived_key
+from phalanx.store.postgresql import without_password
 
 _FOLDERS = ("db", "jobs", "code", "checkpoints")
 _POLL_S = 0.02
@@ -98,6 +99,33 @@ def read_key(home: HomeLayout) -> bytes:
 def read_token(home: HomeLayout) -> str:
     """The bearer token of a prepared home."""
     return home.token_file.read_text().strip()
+
+
+def remember_database(home: HomeLayout, url: str | None) -> None:
+    """Note that a home uses PostgreSQL: a start without the URL must not begin an empty SQLite file.
+
+    Raises ServerError for such a start, and for PostgreSQL where the jobs of the home are still in SQLite.
+    """
+    try:
+        known = home.database_place.read_text().strip()
+    except FileNotFoundError:
+        known = ""
+    if url is None:
+        if known:
+            raise ServerError(
+                f"{home.root} uses the database {known}",
+                "set PHALANX__DATABASE__URL or --database-url; to leave that database for good, "
+                f"delete {home.database_place}",
+            )
+        return
+    if home.database_file.exists():
+        raise ServerError(
+            f"{home.root} has jobs in SQLite, which another database would not show",
+            "move them with `phalanx admin import-home --database-url URL`, or choose another --home",
+        )
+    place = without_password(url)
+    if known != place:
+        write_file(home.database_place, f"{place}\n".encode())
 
 
 class HomeLock:

@@ -25,14 +25,14 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from phalanx.errors import StaleRow, StoreCorrupt, StoreError, StoreUnavailable, UserError
-from phalanx.store import migrate, sqlite_file
+from phalanx.store import migrate, postgresql, sqlite_file
 from phalanx.store.tables import counters, facts
 
 T = TypeVar("T")
 # How long a write waits for a lock of another process, for its turn among those of this process, and any
 # statement for a connection. Each is short beside the timeout of a client's request.
 _BUSY_TIMEOUT_S = 3.0
-_TURN_TIMEOUT_S = 8.0
+_TURN_TIMEOUT_S = postgresql.LOCK_TIMEOUT_S
 _POOL: dict[str, Any] = {"pool_size": 10, "max_overflow": 60, "pool_timeout": 5.0}
 # Options of a consistent snapshot: by default each statement of PostgreSQL sees later commits.
 _SNAPSHOT: dict[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -205,23 +205,31 @@ class Store:
 def open_store(where: Path | str) -> Store:
     """Open the database at a SQLite path or a SQLAlchemy URL; create or migrate it as needed.
 
-    Raises StoreCorrupt for a damaged or foreign file, which is not changed; NotSupported for SQLite
-    on a network file system; StoreUnavailable when the database cannot be reached.
+    Raises StoreCorrupt for a damaged or foreign file, which is not changed; NotSupported for SQLite on a
+    network file system and an old PostgreSQL; StoreUnavailable when the database cannot be reached;
+    UserError for a wrong URL.
     """
-    if isinstance(where, Path):
-        sqlite_file.check(where)
-        engine = _sqlite(f"sqlite:///{where}")
-    elif where.startswith("sqlite"):
-        engine = _sqlite(where)
-    else:
-        engine = _postgresql(_with_driver(where))
+    engine = engine_at(where)
     try:
+        if engine.dialect.name == "postgresql":
+            postgresql.check(engine)
         with translated():
             migrate.to_head(engine)
-        return Store(engine, where if isinstance(where, Path) else None)
+        in_file = isinstance(where, Path) and engine.dialect.name == "sqlite"
+        return Store(engine, Path(where) if in_file else None)
     except BaseException:
         engine.dispose()
         raise
+
+
+def engine_at(where: Path | str) -> Engine:
+    """The engine of a database; nothing is created or migrated."""
+    if isinstance(where, Path):
+        sqlite_file.check(where)
+        return _sqlite(f"sqlite:///{where}")
+    if where.startswith("sqlite"):
+        return _sqlite(where)
+    return postgresql.engine(where, to_json, _POOL)
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
@@ -236,26 +244,6 @@ def _database_id(tx: Tx) -> str:
     """The random id that this database got when it was made."""
     query = select(facts.c.value).where(facts.c.name == migrate.DATABASE_ID)
     return str(tx.conn.execute(query).scalar_one())
-
-
-def _with_driver(url: str) -> str:
-    for plain in ("postgresql://", "postgres://"):
-        if url.startswith(plain):
-            return "postgresql+psycopg://" + url.removeprefix(plain)
-    return url
-
-
-def _postgresql(url: str) -> Engine:
-    engine = create_engine(url, pool_pre_ping=True, json_serializer=to_json, **_POOL)
-
-    @event.listens_for(engine, "connect")
-    def _connected(raw: Any, record: Any) -> None:
-        # Not as an option of the connection: that would replace the options of the URL.
-        with raw.cursor() as cursor:
-            cursor.execute(f"SET lock_timeout = {round(_TURN_TIMEOUT_S * 1000)}")
-        raw.commit()
-
-    return engine
 
 
 def _sqlite(url: str) -> Engine:

@@ -6,6 +6,8 @@ is loaded only to upgrade an older one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import Engine, inspect, text
@@ -27,18 +29,35 @@ COUNTERS = (
     "trial_report",
 )
 DATABASE_ID = "database_id"
+# Any number that other programs in the same database hardly use.
+_MIGRATING = 0x7068616C616E78
 _FOLDER = Path(__file__).parent / "migrations"
 
 
 def to_head(engine: Engine) -> None:
     """Create or upgrade. Raises StoreCorrupt for a schema that is foreign or of a later release."""
-    stored = stored_revision(engine)
-    if stored == HEAD:
+    with _alone(engine):
+        stored = stored_revision(engine)
+        if stored is None:
+            _create(engine)
+        elif stored != HEAD:
+            upgrade(engine, stored)
+
+
+@contextmanager
+def _alone(engine: Engine) -> Iterator[None]:
+    """Exclude the other control planes that start on the same PostgreSQL at this moment."""
+    if engine.dialect.name != "postgresql":
+        yield
         return
-    if stored is None:
-        _create(engine)
-        return
-    upgrade(engine, stored)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        # A lock of the session. Its wait has no limit: a migration may take minutes.
+        conn.execute(text("SET lock_timeout = 0"))
+        conn.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _MIGRATING})
+        try:
+            yield
+        finally:
+            conn.invalidate()  # the connection ends, and the lock and the option with it
 
 
 def stored_revision(engine: Engine) -> str | None:

@@ -40,6 +40,9 @@ _HEAD_SHARE = 1 / 8
 # How far below the limit a job is brought at once.
 _SLACK = 1 / 16
 _BATCH = 500
+# For one statement: as options of the connection they would turn its later statements into cursors too,
+# which PostgreSQL refuses for a DELETE.
+_FEW_AT_A_TIME = {"yield_per": 4}
 
 StreamKey = tuple[int, int, int, str]
 """(attempt, generation, rank, stream)."""
@@ -224,7 +227,7 @@ def _shrink(tx: Tx, job: int, head_id: int, num_bytes: int) -> None:
     gone: list[int] = []
     ends: dict[StreamKey, tuple[int, int]] = {}
     freed = 0
-    with tx.conn.execution_options(yield_per=4).execute(query) as rows:
+    with tx.conn.execute(query, execution_options=_FEW_AT_A_TIME) as rows:
         for number, length, end, *stream in rows:
             if freed >= num_bytes:
                 break
@@ -288,7 +291,7 @@ def _up_to(tx: Tx, query: Any, max_bytes: int) -> list[LogSegment]:
     found: list[LogSegment] = []
     size = 0
     # A segment may have a megabyte: few are read ahead.
-    with tx.conn.execution_options(yield_per=4).execute(query) as rows:
+    with tx.conn.execute(query, execution_options=_FEW_AT_A_TIME) as rows:
         for row in rows.mappings():
             found.append(LogSegment(**row))
             size += len(row["data"])
@@ -353,7 +356,7 @@ def points_of(
     """
     query = chunk_query(job, names=names, ranks=ranks, after_step=after_step)
     wanted = frozenset(ranks)
-    with tx.conn.execution_options(yield_per=4).execute(query) as rows:
+    with tx.conn.execute(query, execution_options=_FEW_AT_A_TIME) as rows:
         for row in rows.mappings():
             for rank, step, at, values in row["points"]:
                 if step > after_step and (not wanted or rank in wanted):
@@ -471,7 +474,7 @@ def line_start(tx: Tx, job: int, key: StreamKey, *, start: int, up_to: int) -> t
         .order_by(here.offset)
     )
     found = bytearray()
-    with tx.conn.execution_options(yield_per=4).execute(query) as rows:
+    with tx.conn.execute(query, execution_options=_FEW_AT_A_TIME) as rows:
         for offset, data in rows:
             if offset > start + len(found):
                 start, found = offset, bytearray()

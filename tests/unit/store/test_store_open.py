@@ -15,7 +15,7 @@ from phalanx.store import Store, jobs, migrate, open_store, planning, sqlite_fil
 from phalanx.store.tables import metadata
 from phalanx.testing.stores import add_job
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.sqlite]
 
 
 @pytest.fixture

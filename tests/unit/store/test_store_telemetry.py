@@ -32,6 +32,7 @@ def append(tx, number):
     return len(steps)
 
 
+@pytest.mark.sqlite
 def test_an_append_costs_the_same_however_long_the_stream_is(tmp_path):
     store = open_store(tmp_path / "db" / "x.sqlite")
     try:

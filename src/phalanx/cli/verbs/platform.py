@@ -42,6 +42,15 @@ AdvertiseOption = Annotated[
     str | None,
     typer.Option("--advertise", help="URL at which other machines reach this server."),
 ]
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        metavar="URL",
+        help="PostgreSQL in place of the home's SQLite file: a URL without password, or file:PATH of a "
+        "file with the URL. Default: PHALANX__DATABASE__URL.",
+    ),
+]
 KeepWarmOption = Annotated[
     int, typer.Option("--keep-warm", min=0, max=1, help="Number of standby supervisors.")
 ]
@@ -68,6 +77,7 @@ def up(  # noqa: PLR0913 (one parameter for each flag)
     pool: PoolOption = None,
     host: HostOption = "127.0.0.1",
     advertise: AdvertiseOption = None,
+    database_url: DatabaseOption = None,
     keep_warm: KeepWarmOption = 1,
     keep_logs: KeepLogsOption = None,
     keep_metrics: KeepMetricsOption = None,
@@ -94,6 +104,8 @@ def up(  # noqa: PLR0913 (one parameter for each flag)
     for option, age_s in ages:
         words += [option, str(age_s)]
     words += ["--host", host]
+    if database_url is not None:
+        words += ["--database-url", database_url]
     if advertise is not None:
         words += ["--advertise", advertise]
     sys.stdout.flush()
@@ -175,7 +187,9 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of th
 _BACKUP = "phalanx.standalone.backup"
 
 admin_app = typer.Typer(
-    name="admin", no_args_is_help=True, help="Back up and restore a home: backup, restore."
+    name="admin",
+    no_args_is_help=True,
+    help="Back up, restore or move a home: backup, restore, import-home.",
 )
 
 
@@ -201,11 +215,22 @@ def restore(
     run_module(_BACKUP, [*words, "--force"] if force else words)
 
 
+@admin_app.command("import-home")
+def import_home(ctx: typer.Context, database_url: DatabaseOption = None) -> None:
+    """Move the jobs of the home from SQLite to an empty PostgreSQL database, while no control plane runs.
+
+    Every table is compared. Checkpoints, code and logs stay in the home; the SQLite file is kept.
+    """
+    words = ["--home", str(_home(ctx))]
+    words += [] if database_url is None else ["--database-url", database_url]
+    run_module("phalanx.standalone.import_home", words)
+
+
 def _home(ctx: typer.Context) -> Path:
     session: Session = ctx.obj
     if session.url is not None:
         raise UserError(
-            "a backup is made on the control plane's own machine",
+            "`admin` works on the control plane's own machine",
             "run this verb on that machine, without --url",
         )
     return session.home
