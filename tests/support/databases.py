@@ -22,6 +22,7 @@ from phalanx.kit.text import random_hex
 from phalanx.store import database, migrate
 from phalanx.store.tables import facts
 
+_ENGINE_AT = database.engine_at
 _TEMPLATE = "phalanx_template"
 
 
@@ -71,22 +72,26 @@ class PostgresServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+def without_files() -> bool:
+    """Whether this test opens PostgreSQL where others open SQLite files."""
+    return database.engine_at is not _ENGINE_AT
+
+
 @contextlib.contextmanager
 def instead_of_files(server: PostgresServer) -> Iterator[None]:
     """Open a database of `server` wherever a SQLite file would be opened."""
     made: dict[str, str] = {}
     opened: list[Engine] = []
-    original = database.engine_at
 
     def engine_at(where: Path | str) -> Engine:
         if not isinstance(where, Path):
-            opened.append(original(where))
+            opened.append(_ENGINE_AT(where))
             return opened[-1]
         where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = "t" + hashlib.sha256(str(where).encode()).hexdigest()[:24]
         if name not in made:
             made[name] = server.create(name, empty=False)
-        opened.append(original(made[name]))
+        opened.append(_ENGINE_AT(made[name]))
         return opened[-1]
 
     with pytest.MonkeyPatch.context() as patch:
