@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -332,6 +333,19 @@ def read(
     `values` are those of the query's named parameters.
     """
     return [kind(**row) for row in tx.conn.execute(query, values).mappings()]
+
+
+def plain_numbers(values: Mapping[str, float | str]) -> dict[str, float | str]:
+    """Numbers for a JSON column. JSON has no NaN and no infinity: they are stored as text."""
+    return {
+        key: one if isinstance(one, str) or math.isfinite(one) else str(one)
+        for key, one in values.items()
+    }
+
+
+def numbers_of(values: Mapping[str, float | str]) -> dict[str, float]:
+    """The numbers that `plain_numbers` made."""
+    return {key: float(one) for key, one in values.items()}
 
 
 def columns_of(row: Any) -> dict[str, Any]:

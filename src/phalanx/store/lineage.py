@@ -10,7 +10,14 @@ from sqlalchemy import ColumnElement, Select, Table, bindparam, func, select
 
 from phalanx.core.training.checkpoints import step_of
 from phalanx.core.training.ledger import Consumed, merge
-from phalanx.store.database import Tx, columns_of, read, take_numbers
+from phalanx.store.database import (
+    Tx,
+    columns_of,
+    numbers_of,
+    plain_numbers,
+    read,
+    take_numbers,
+)
 from phalanx.store.jobs import HOLDING_STATES
 from phalanx.store.tables import checkpoints, generations, jobs, ledger_rows, restores, supervisors
 
@@ -48,6 +55,10 @@ class CheckpointRow:
     copy_state: str | None  # in the object store: uploading, stored or failed; None: no report
     copy_bytes: int | None  # sent, or to send
     copied_at: int | None  # µs UTC of the last report
+
+    def __post_init__(self) -> None:
+        """Convert metrics that are not finite, which are stored as text."""
+        object.__setattr__(self, "metrics", numbers_of(self.metrics))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +121,7 @@ def add_checkpoint(tx: Tx, key: Key, values: Mapping[str, Any]) -> bool:
     """
     path = (checkpoints.c.job == key[0]) & (checkpoints.c.path == values["path"])
     state = tx.conn.execute(select(checkpoints.c.state).where(path)).scalar()
-    row = {**_columns(key), **values}
+    row = {**_columns(key), **values, "metrics": plain_numbers(values["metrics"])}
     if state is None:
         _insert_checkpoint(tx, {"state": "valid", **row})
     elif state == QUARANTINED:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,15 @@ from sqlalchemy import (
 )
 
 from phalanx.core.contract.records import MetricPoint
-from phalanx.store.database import Tx, columns_of, read, take_numbers, to_json
+from phalanx.store.database import (
+    Tx,
+    columns_of,
+    numbers_of,
+    plain_numbers,
+    read,
+    take_numbers,
+    to_json,
+)
 from phalanx.store.tables import (
     log_segments,
     log_streams,
@@ -322,7 +329,7 @@ def add_points(
         "node_rank": node_rank,
         "first_step": min(point.step for point in points),
         "last_step": max(point.step for point in points),
-        "points": [[*one[:3], _plain(one.values)] for one in points],
+        "points": [[*one[:3], plain_numbers(one.values)] for one in points],
         "first_rank": min(ranks),
         "last_rank": max(ranks),
     }
@@ -360,7 +367,7 @@ def points_of(
         for row in rows.mappings():
             for rank, step, at, values in row["points"]:
                 if step > after_step and (not wanted or rank in wanted):
-                    yield MetricPoint(rank, step, at, _floats(values))
+                    yield MetricPoint(rank, step, at, numbers_of(values))
 
 
 def chunk_query(
@@ -402,7 +409,7 @@ def chunks_after(tx: Tx, after: int, *, limit: int) -> list[MetricChunk]:
 
 def _chunk(row: RowMapping) -> MetricChunk:
     points = [
-        MetricPoint(rank, step, at, _floats(values)) for rank, step, at, values in row["points"]
+        MetricPoint(rank, step, at, numbers_of(values)) for rank, step, at, values in row["points"]
     ]
     return MetricChunk(row["id"], row["job"], row["attempt"], row["generation"], points)
 
@@ -451,15 +458,6 @@ def _drop(tx: Tx, table: Table, ids: Sequence[int]) -> int:
     if ids:
         tx.conn.execute(table.delete().where(table.c.id.in_(ids)))
     return len(ids)
-
-
-def _plain(values: dict[str, float]) -> dict[str, float | str]:
-    """JSON has no NaN and no infinity: they are stored as text."""
-    return {key: one if math.isfinite(one) else str(one) for key, one in values.items()}
-
-
-def _floats(values: dict[str, float | str]) -> dict[str, float]:
-    return {key: float(one) for key, one in values.items()}
 
 
 def line_start(tx: Tx, job: int, key: StreamKey, *, start: int, up_to: int) -> tuple[int, bytes]:

@@ -342,6 +342,13 @@ class StoreContract:
         (restore,) = store.view(lambda tx: lineage.restores_of(tx, 1))
         assert restore.position == 96
 
+    def test_metrics_of_a_checkpoint_need_not_be_finite(self, store: Store) -> None:
+        values = {"loss": math.nan, "best": -math.inf, "acc": 0.5}
+        row = saved("/c/3", 3) | {"metrics": values}
+        assert store.transact(lambda tx: lineage.add_checkpoint(tx, (1, 1, 0), row))
+        (found,) = store.view(lambda tx: lineage.checkpoints_of(tx, 1))
+        assert math.isnan(found.metrics["loss"]) and found.metrics["best"] == -math.inf
+
     def test_what_is_known_of_jobs_that_hold_slots(self, store: Store) -> None:
         def work(tx: Tx) -> tuple[int, int]:
             holds, waits = add_job(tx), add_job(tx)

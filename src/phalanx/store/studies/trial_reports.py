@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Integer, Select, bindparam, func, select
 
-from phalanx.store.database import Tx, take_numbers
+from phalanx.store.database import Tx, numbers_of, plain_numbers, take_numbers
 from phalanx.store.tables import trial_reports
 
 TRIAL_REPORTS = "trial_reports"
@@ -68,11 +69,11 @@ def add_many(tx: Tx, job: int, reports: Sequence[Mapping[str, Any]]) -> list[Tak
     known = {row.unit: (row.value, row.checkpoint) for row in tx.conn.execute(_KNOWN, where)}
     fresh: dict[int, dict[str, Any]] = {}
     taken: list[Taken] = []
-    for report in reports:
+    for report in map(_as_json, reports):
         unit, value, checkpoint = report["unit"], report["value"], report["checkpoint"]
         before = known.get(unit)
         if before is None:
-            known[unit], fresh[unit] = (value, checkpoint), dict(report)
+            known[unit], fresh[unit] = (value, checkpoint), report
             taken.append(Taken.STORED)
         elif before[0] != value:
             taken.append(Taken.DIFFERS)
@@ -92,6 +93,12 @@ def add_many(tx: Tx, job: int, reports: Sequence[Mapping[str, Any]]) -> list[Tak
         tx.conn.execute(_INSERT, rows)
         tx.touched.topics.add(TRIAL_REPORTS)
     return taken
+
+
+def _as_json(report: Mapping[str, Any]) -> dict[str, Any]:
+    value = report["value"]
+    plain = str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return {**report, "value": plain, "metrics": plain_numbers(report["metrics"])}
 
 
 def _complete(tx: Tx, job: int, unit: int, changes: Mapping[str, Any]) -> None:
@@ -124,7 +131,7 @@ def _rows(tx: Tx, query: Select[Any], values: Mapping[str, Any]) -> list[TrialRe
             **{
                 **row,
                 "value": None if row["value"] is None else float(row["value"]),
-                "metrics": {name: float(one) for name, one in row["metrics"].items()},
+                "metrics": numbers_of(row["metrics"]),
             }
         )
         for row in tx.conn.execute(query, values).mappings()
