@@ -15,7 +15,7 @@ from phalanx.server.settings import DatabaseSettings
 from phalanx.standalone.control_plane import refuse_password
 from phalanx.standalone.home import prepare_home, remember_database
 from phalanx.store import open_store
-from phalanx.store.postgresql import unreachable, without_password
+from phalanx.store.engines.postgresql import unreachable, without_password
 from support.databases import PostgresServer
 
 SECRET = "hunter-of-secrets"

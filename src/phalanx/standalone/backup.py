@@ -22,7 +22,8 @@ from phalanx.kit.units import format_size, to_rfc3339
 from phalanx.launch.files import write_file
 from phalanx.schemas.home import HomeLayout
 from phalanx.standalone.home import HomeLock, prepare_home
-from phalanx.store import migrate, sqlite_file
+from phalanx.store import migrate
+from phalanx.store.engines import sqlite_file
 
 _ABOUT = "backup.json"
 _DATABASE = "phalanx.sqlite"

@@ -17,7 +17,7 @@ from phalanx.kit.text import random_hex
 from phalanx.launch.files import write_file
 from phalanx.schemas.home import HOME_VERSION, HomeLayout
 from phalanx.server.app import derived_key
-from phalanx.store.postgresql import without_password
+from phalanx.store.engines.postgresql import without_password
 
 _FOLDERS = ("db", "jobs", "code", "checkpoints")
 _POLL_S = 0.02

@@ -17,7 +17,7 @@ from phalanx.server.settings import DatabaseSettings, hide_database_url, read_se
 from phalanx.standalone.control_plane import refuse_password
 from phalanx.standalone.home import HomeLock, remember_database
 from phalanx.store import open_store
-from phalanx.store.postgresql import without_password
+from phalanx.store.engines.postgresql import without_password
 from phalanx.store.transfer import CopiedTable, copy_database
 
 

@@ -26,7 +26,8 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from phalanx.errors import StaleRow, StoreCorrupt, StoreError, StoreUnavailable, UserError
-from phalanx.store import migrate, postgresql, sqlite_file
+from phalanx.store import migrate
+from phalanx.store.engines import postgresql, sqlite_file
 from phalanx.store.tables import counters, facts
 
 T = TypeVar("T")

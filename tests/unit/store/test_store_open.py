@@ -11,7 +11,8 @@ from sqlalchemy import create_engine, inspect
 
 from phalanx.core.gang.placement import Demand
 from phalanx.errors import NotSupported, StoreCorrupt, StoreUnavailable
-from phalanx.store import Store, jobs, migrate, open_store, planning, sqlite_file
+from phalanx.store import Store, jobs, migrate, open_store, planning
+from phalanx.store.engines import sqlite_file
 from phalanx.store.tables import metadata
 from phalanx.testing.stores import add_job
 
