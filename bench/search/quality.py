@@ -10,7 +10,10 @@ simulated slots with log-normal durations, the same for all methods.
 With `--kept`, each finished search is added to a file of JSON lines, and one that is there is not repeated:
 an interrupted run goes on, and methods can be judged together that ran at different times.
 
-The method `syne-tune-cqr` needs `syne-tune` and `huggingface_hub` there, and 0.3 s a suggestion.
+With `--kept` and `--report`, nothing is searched: judged are the seeds that are done for all tables and methods.
+
+The method `syne-tune-cqr` needs `syne-tune` 0.16, `scikit-learn` 1.9 and `huggingface_hub` there
+(`pip install`), and 0.1 s a suggestion (`cqr.py`).
 """
 
 from __future__ import annotations
@@ -171,9 +174,14 @@ class SyneTunePeer:
     """Syne Tune's conformal quantile regression, which its documentation recommends."""
 
     def __init__(self, method: str, task: Task, seed: int) -> None:
+        import numpy as np
         from syne_tune.config_space import choice, randint, uniform
         from syne_tune.optimizer.baselines import CQR
 
+        from bench.search.cqr import quicken
+
+        quicken()
+        np.random.seed(seed)  # noqa: NPY002 - its trees draw from the global generator
         space = {
             key: uniform(0.0, 1.0)
             if axis is None
@@ -238,12 +246,10 @@ def ranks(losses: dict[str, float]) -> dict[str, float]:
     }
 
 
-def interval(differences: list[float], level: float = 0.025) -> tuple[float, float]:
+def interval(values: list[float], level: float = 0.025) -> tuple[float, float]:
     """The 95 % interval of a mean by bootstrap."""
     rng = random.Random(0)
-    means = sorted(
-        statistics.fmean(rng.choices(differences, k=len(differences))) for _ in range(2000)
-    )
+    means = sorted(statistics.fmean(rng.choices(values, k=len(values))) for _ in range(2000))
     return means[int(level * 2000)], means[int((1 - level) * 2000) - 1]
 
 
@@ -251,19 +257,36 @@ def judged(found: dict[tuple[str, str, int], float], methods: list[str]) -> bool
     """Print mean ranks and the comparison with random search; whether the goals are met."""
     tasks = sorted({name for _, name, _ in found})
     seeds = sorted({seed for *_, seed in found})
-    of_tasks: dict[str, list[float]] = {one: [] for one in methods}
-    for name in tasks:
-        each = [ranks({m: found[m, name, seed] for m in methods}) for seed in seeds]
-        for one in methods:
-            of_tasks[one].append(statistics.fmean(row[one] for row in each))
-    mean = {one: statistics.fmean(of_tasks[one]) for one in methods}
+    each = {(n, s): ranks({m: found[m, n, s] for m in methods}) for n in tasks for s in seeds}
+    # One mean for each seed, over all tables: the tables stay the same, the seeds are a sample.
+    of_seeds = {
+        m: [statistics.fmean(each[name, seed][m] for name in tasks) for seed in seeds]
+        for m in methods
+    }
+    mean = {one: statistics.fmean(of_seeds[one]) for one in methods}
+    first = min(mean, key=mean.__getitem__)
     k = len(methods)
     critical = _Q[k] * math.sqrt(k * (k + 1) / (6 * len(tasks)))
     print(
-        f"mean rank over {len(tasks)} tables x {len(seeds)} seeds; critical difference {critical:.2f}"
+        f"mean rank over {len(tasks)} tables x {len(seeds)} seeds, 95 % interval over seeds, "
+        f"and of the difference to {first}; critical difference {critical:.2f}"
     )
     for one in sorted(mean, key=mean.__getitem__):
-        print(f"  {one:14} {mean[one]:.2f}")
+        behind = [a - b for a, b in zip(of_seeds[one], of_seeds[first], strict=True)]
+        (low, high), (nearest, farthest) = interval(of_seeds[one]), interval(behind)
+        print(
+            f"  {one:14} {mean[one]:.2f} [{low:.2f}, {high:.2f}]  +[{nearest:.2f}, {farthest:.2f}]"
+        )
+    print(f"mean rank and mean best loss on each table: {', '.join(methods)}")
+    for name in tasks:
+        cells = [
+            f"{statistics.fmean(each[name, s][m] for s in seeds):.2f} "
+            f"{statistics.fmean(found[m, name, s] for s in seeds):.5g}"
+            for m in methods
+        ]
+        print(f"  {name:34} {' | '.join(cells)}")
+    if not {"auto", "random"} <= set(methods):
+        return True
     print("auto against random on each table: mean difference of the best loss, 95 % interval")
     never_worse = True
     for name in tasks:
@@ -273,8 +296,8 @@ def judged(found: dict[tuple[str, str, int], float], methods: list[str]) -> bool
         never_worse &= not worse
         note = "WORSE" if worse else "better" if high < 0 else "no difference"
         print(f"  {name:34} {statistics.fmean(pairs):+.5f} [{low:+.5f}, {high:+.5f}] {note}")
-    first = min(mean.values())
-    kept = never_worse and min(mean["auto"], mean.get("bayesian", math.inf)) <= first + critical
+    near = min(mean["auto"], mean.get("bayesian", math.inf)) <= mean[first] + critical
+    kept = never_worse and near
     print("goals met" if kept else "GOALS NOT MET")
     return kept
 
@@ -287,6 +310,11 @@ def run(given: argparse.Namespace) -> bool:
     # Seed by seed, so that what an interrupted run has kept can be judged.
     jobs = [(m, n, s, given.trials) for s in seeds for n in names for m in methods]
     kept = _kept(Path(given.kept)) if given.kept else {}
+    if given.report:
+        undone = {job[2] for job in jobs if job not in kept}
+        jobs = [job for job in jobs if job[2] not in undone]
+        if not jobs:
+            sys.exit(f"{given.kept}: no seed is done for all tables and methods")
     missing = [job for job in jobs if job not in kept]
     with multiprocessing.Pool(given.processes) as pool:
         for method, name, seed, best, ms in pool.imap_unordered(_one, missing):
@@ -339,6 +367,7 @@ def main() -> int:
     parser.add_argument("--tasks", default="judging")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--kept", default="")
+    parser.add_argument("--report", action="store_true", help="judge what is in --kept")
     return 0 if run(parser.parse_args()) else 1
 
 
