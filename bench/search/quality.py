@@ -10,10 +10,12 @@ simulated slots with log-normal durations, the same for all methods.
 With `--kept`, each finished search is added to a file of JSON lines, and one that is there is not repeated:
 an interrupted run goes on, and methods can be judged together that ran at different times.
 
-With `--kept` and `--report`, nothing is searched: judged are the seeds that are done for all tables and methods.
+With `--kept` and `--report`, nothing is searched: judged are the seeds that are done for all tables and
+methods.
 
-The method `syne-tune-cqr` needs `syne-tune` 0.16, `scikit-learn` 1.9 and `huggingface_hub` there
-(`pip install`), and 0.1 s a suggestion (`cqr.py`).
+Two methods need more there than is pinned: `syne-tune-cqr` needs `pip install syne-tune==0.16.0
+scikit-learn==1.9.1 huggingface_hub` and takes 0.1 s a suggestion (`cqr.py`), `optuna-gp` needs torch
+and SciPy.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +90,8 @@ def load(name: str) -> Task:
             key: value if isinstance(value, str) else table.search_space[key][int(value)]
             for key, value in params.items()
         }
+        # A table holds several trainings of each choice: all methods meet the same one with a seed.
+        table.reseed(zlib.crc32(f"{seed}/{sorted(told.items())}".encode()))
         return sign * float(table(told)[metric])
 
     return Task(axes, loss)
@@ -145,14 +151,17 @@ class Ours:
 
 
 class OptunaPeer:
-    """Optuna 5 with the defaults of its TPE sampler."""
+    """Optuna 5 with the defaults of its TPE sampler or its Gaussian process."""
 
     def __init__(self, method: str, task: Task, seed: int) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.axes, self.trials = task.axes, []
-        self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        samplers = optuna.samplers
+        kind = samplers.GPSampler if method == "optuna-gp" else samplers.TPESampler
+        self.study = optuna.create_study(sampler=kind(seed=seed))
 
     def ask(self) -> dict[str, object]:
         trial = self.study.ask()
@@ -175,13 +184,12 @@ class SyneTunePeer:
 
     def __init__(self, method: str, task: Task, seed: int) -> None:
         import numpy as np
+        from bench.search.cqr import quicken
         from syne_tune.config_space import choice, randint, uniform
         from syne_tune.optimizer.baselines import CQR
 
-        from bench.search.cqr import quicken
-
         quicken()
-        np.random.seed(seed)  # noqa: NPY002 - its trees draw from the global generator
+        np.random.seed(seed)  # its trees draw from the global generator
         space = {
             key: uniform(0.0, 1.0)
             if axis is None
@@ -211,7 +219,7 @@ class SyneTunePeer:
 def searched(method: str, name: str, seed: int, trials: int) -> tuple[list[float], float]:
     """The best loss after each finished trial, and the mean time of a suggestion in ms."""
     task = load(name)
-    kinds = {"optuna-tpe": OptunaPeer, "syne-tune-cqr": SyneTunePeer}
+    kinds = {"optuna-tpe": OptunaPeer, "optuna-gp": OptunaPeer, "syne-tune-cqr": SyneTunePeer}
     searcher = kinds.get(method, Ours)(method, task, seed)
     running: list[tuple[float, int, float]] = []
     best, now, spent = [], 0.0, 0.0
