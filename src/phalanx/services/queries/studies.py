@@ -149,7 +149,7 @@ def saved_slot_hours(study: Study) -> float | None:
 
 def expected_end(study: Study, started_at: int | None, now: int) -> int | None:
     """When the study is expected to end at its mean speed so far; None while that is not known."""
-    limit = study.policy.max_trials
+    limit = study.index.counted if study.facts.exhausted else study.policy.max_trials
     if study.state is not StudyState.RUNNING or started_at is None or limit is None:
         return None
     if study.facts.finals or study.policy.population is not None:
@@ -164,6 +164,10 @@ def expected_end(study: Study, started_at: int | None, now: int) -> int | None:
         whole = float(limit)
     if not 0 < done < whole:
         return None
+    # What runs has on average done half of what it will report next; without it, the first
+    # estimates of a study with many trials at the same time would be far too late.
+    under_way = sum(one.status is TrialStatus.RUNNING for one in study.trials) / 2
+    done = min(done + under_way, whole)
     return now + round((now - started_at) * (whole - done) / done)
 
 
