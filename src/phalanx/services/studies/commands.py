@@ -127,15 +127,17 @@ def _execute(here: StudyWork, one: OpenCommand, prepared: _Prepared) -> list[int
         _finish(here, study)
         return []
     assert one.trial is not None
+    # What happened to the job while the command was open has not been looked at.
+    about = here.study(study).trials[one.trial].job
     if isinstance(command, Pin):
         owner = checkpoint_pins.job_of(here.tx, study, command.checkpoint)
         by = study_label(study)
         if owner is not None and checkpoint_pins.pin(here.tx, owner, command.checkpoint, by, now):
             here.apply(study, [e.CheckpointPinned(one.trial, command.checkpoint)])
-        return []
+        return [] if about is None else [about]
     if isinstance(command, Unpin):
         checkpoint_pins.unpin(here.tx, study_label(study), [command.checkpoint])
-        return []
+        return [] if about is None else [about]
     if isinstance(command, SubmitTrial | ForkTrial):
         _submit(here, one, prepared[one.id])
         return []
