@@ -14,7 +14,7 @@ from sqlalchemy import event
 
 from integration.rig import TOKEN, URL, Rig, ScriptedSupervisor, open_rig
 from phalanx.core.search.machine import rebuild
-from phalanx.core.search.model import Study
+from phalanx.core.search.model import Study, Unpin
 from phalanx.errors import PlatformError
 from phalanx.kit.clock import ManualClock
 from phalanx.schemas.api.studies import StudyView, SubmitStudyRequest, TrialView
@@ -27,7 +27,7 @@ from phalanx.services.studies.earlier_studies import earlier_studies
 from phalanx.services.studies.step import studies_step
 from phalanx.services.studies.submit import check_study, submit_study
 from phalanx.services.studies.suggestions import suggestions_step
-from phalanx.store.studies import log, rows
+from phalanx.store.studies import commands, log, rows
 from phalanx.testing.executors import FakeExecutor
 
 pytestmark = pytest.mark.integration
@@ -522,6 +522,22 @@ def test_a_held_trial_that_is_promoted_goes_on_in_the_same_life(bench: Bench) ->
         assert (job.state, job.attempts) == ("running", 1)
     assert {one.status for one in bench.trials(num)} == {"running", "held"}
     bench.check_log(num)
+
+
+def test_a_job_that_ends_while_a_command_for_its_trial_is_open_is_looked_at_again(
+    bench: Bench,
+) -> None:
+    num = bench.submit(search=RANDOM, space=LINE, trials={"max": 1, "parallel": 1})
+    bench.loops()
+    bench.rig.turn(1.0)
+    bench.train(bench.running(num)[0])
+    now = bench.rig.clock.now()
+    unpin = Unpin(0, "/c/earlier")
+    bench.rig.store.transact(lambda tx: commands.add(tx, [(num, 1, unpin)], now))
+    bench.rig.turn(1.0)
+    bench.loops()
+    assert bench.trials(num)[0].status == "completed"
+    assert bench.view(num).is_terminal
 
 
 def reported(supervisor: ScriptedSupervisor, unit: int, value: float) -> wire.TrialReport:
