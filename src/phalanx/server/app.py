@@ -236,16 +236,16 @@ async def serve(  # noqa: PLR0913
     send `token`. `local_sock` is a Unix socket for those of this user, which the limits on connections of
     strangers do not concern. `on_ready` is called once requests are answered. `stop`, SIGTERM and SIGINT
     end it, and so does the setting `idle_exit_s`. `pool_files` are applied before anything else.
-    Raises StoreCorrupt, StoreUnavailable or NotSupported (SQLite on a network file system) before
-    `on_ready`, and what `apply_pools` raises.
+    Raises StoreCorrupt, StoreUnavailable, NotSupported (SQLite on a network file system) or Conflict (a
+    PostgreSQL database that another control plane uses) before `on_ready`, and what `apply_pools` raises.
     """
     settings = settings or read_settings()
     store = open_store(settings.database.resolved() or home.database_file)
     sampler = SamplerWorker()
     try:
-        if store.dialect == "sqlite":
-            # SQLite has one control plane per home: leases of an earlier process are free.
-            store.transact(outbox.free_all)
+        store.reserve()
+        # There is no other control plane: leases of an earlier process are free.
+        store.transact(outbox.free_all)
         continue_numbers(store, home)
         context = build_context(
             store=store,

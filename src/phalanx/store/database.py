@@ -106,6 +106,7 @@ class Store:
         self._writing = threading.RLock()
         self._listeners: list[Listener] = []
         self._trouble: str | None = None
+        self._reserved: Connection | None = None
 
     def check_place(self) -> None:
         """Raise StoreUnavailable when the file of the database has been deleted or replaced.
@@ -199,8 +200,20 @@ class Store:
         if self.dialect == "sqlite":
             conn.exec_driver_sql(how)
 
+    def reserve(self) -> None:
+        """Keep other control planes from this database until `close`.
+
+        Two of them would both start the same jobs. The lock of a home does the same for the file of
+        SQLite. Raises Conflict when another one uses the database, StoreUnavailable.
+        """
+        if self.dialect == "postgresql":
+            with translated():
+                self._reserved = postgresql.reserve(self._engine)
+
     def close(self) -> None:
         """Close all connections."""
+        if self._reserved is not None:
+            self._reserved.close()
         self._engine.dispose()
 
 

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 
-from phalanx.errors import NotSupported, ServerError, StoreError, StoreUnavailable, UserError
+from phalanx.errors import (
+    Conflict,
+    NotSupported,
+    ServerError,
+    StoreError,
+    StoreUnavailable,
+    UserError,
+)
 
 LOCK_TIMEOUT_S = 8.0
 """How long a statement waits for a lock."""
 _CONNECT_S = 5
+# The key of an advisory lock; that of migrations is another.
+_CONTROL_PLANE = 0x7068616C616E79
 _OLDEST = 14
 _DRIVER = "postgresql+psycopg"
 _FORM = "write postgresql://USER@HOST:PORT/DATABASE"
@@ -92,6 +101,25 @@ def check(opened: Engine) -> None:
     if encoding != "UTF8":
         remedy = "createdb --encoding=UTF8 --template=template0 DATABASE"
         raise NotSupported(f"{place} keeps text as {encoding}", remedy)
+
+
+def reserve(opened: Engine) -> Connection:
+    """Take the lock of the one control plane of a database; it is free when the connection is closed.
+
+    A control plane that is ending has some seconds to release it. Raises Conflict.
+    """
+    conn = opened.connect().execution_options(isolation_level="AUTOCOMMIT")
+    conn.detach()  # the pool would close or replace it
+    try:
+        conn.exec_driver_sql(f"SELECT pg_advisory_lock({_CONTROL_PLANE})")
+    except OperationalError as error:
+        conn.close()
+        if "lock timeout" not in str(error.orig):
+            raise
+        place = without_password(opened.url.render_as_string(hide_password=False))
+        said = f"another control plane uses the database {place}"
+        raise Conflict(said, "stop it, or make a database for this one") from None
+    return conn
 
 
 def unreachable(place: str, said: str) -> StoreError:
