@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.search import decisions, economy, handover
+from bench.search import beside_tune, decisions, economy, handover
 
-PARTS = ("decisions", "economy", "quality", "handover")
+PARTS = ("decisions", "economy", "quality", "handover", "tune")
 JUDGING = 1000
 """The first seed of the orders that rules are judged on; smaller ones are for tuning."""
 
@@ -39,6 +39,8 @@ def main() -> int:
         kept &= bool(quality.report(quick=given.quick))
     if "handover" in wanted:
         kept &= handover.report(quick=given.quick)
+    if "tune" in wanted:
+        kept &= beside_tune.report(quick=given.quick)
     return 0 if kept else 1
 
 

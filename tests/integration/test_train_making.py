@@ -217,6 +217,7 @@ def test_the_users_own_malloc_settings_stand(monkeypatch):
 
 
 @pytest.mark.extras
+@pytest.mark.proof
 def test_shards_ask_for_huge_pages_before_torch_makes_a_tensor(tmp_path):
     """Torch looks once, at its first tensor: a process of its own shows that `init` comes in time."""
     script = tmp_path / "train.py"

@@ -59,6 +59,7 @@ def test_two_kills_end_bit_identical(platform, tmp_path, calm):
     assert view.lineage is None or view.lineage.exact in (True, None)
 
 
+@pytest.mark.proof
 def test_a_pause_saves_first_and_nothing_is_done_twice(platform, tmp_path, calm):
     job = submitted(platform, "--steps=40", SLOW, f"--digest={tmp_path / 'hit'}", every="1h")
     wait_until(lambda: steps_of(platform, job) >= 6, "some steps")
@@ -72,6 +73,7 @@ def test_a_pause_saves_first_and_nothing_is_done_twice(platform, tmp_path, calm)
     assert (tmp_path / "hit").read_text() == calm[1]
 
 
+@pytest.mark.proof
 def test_rot_is_noticed_and_the_one_before_is_taken(platform, tmp_path, calm):
     job = submitted(platform, "--steps=40", SLOW, f"--digest={tmp_path / 'hit'}")
     wait_until(lambda: len(committed_soon(platform, job)) >= 3, "three checkpoints")

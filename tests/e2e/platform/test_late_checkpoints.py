@@ -120,6 +120,7 @@ def test_a_job_that_waits_for_its_checkpoints_is_paused_at_once(platform: Platfo
     assert platform.wait_state(job, "succeeded").lineage.redone == 0
 
 
+@pytest.mark.proof
 def test_with_a_fresh_database_the_first_job_does_not_take_checkpoints_of_the_lost_one(
     tmp_path: Path,
 ):

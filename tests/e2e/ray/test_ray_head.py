@@ -60,6 +60,7 @@ def test_with_external_storage_the_job_does_not_notice(tmp_path):
         platform.raylets.close()
 
 
+@pytest.mark.proof
 def test_without_it_the_job_recovers_on_the_cluster_that_comes_back(tmp_path):
     platform = platform_of(tmp_path, None)
     try:

@@ -57,6 +57,7 @@ def test_digits_on_two_raylets(platform):
     assert platform.in_ray() == [[], []]
 
 
+@pytest.mark.proof
 def test_chargpt_on_three_raylets(platform):
     job = example(platform, "chargpt.yaml", "--epochs 1")
     view = platform.wait_state(job, "succeeded")
@@ -212,6 +213,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.proof
 def test_full_object_stores_are_not_noticed(platform, tmp_path):
     out = tmp_path / "probe"
     job = platform.submit(on_ray(out, "--epochs=6", "--step-s=0.05"))

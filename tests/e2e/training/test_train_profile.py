@@ -83,6 +83,7 @@ def test_a_weakness_is_named(profiled, args, finding, words):
 
 
 @pytest.mark.extras
+@pytest.mark.proof
 def test_gangs_that_share_no_memory_are_traced_and_leave_in_peace(tmp_path):
     """With torch's own launcher: requests travel by reductions that end a step later, and real exits."""
     for at in range(3):
