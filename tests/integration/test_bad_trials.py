@@ -11,6 +11,7 @@ from integration.test_control_studies import LINE, RANDOM, Bench, loss
 from phalanx.errors import SpecInvalid
 from phalanx.schemas.api.studies import TrialView
 from phalanx.schemas.wire import supervision as wire
+from phalanx.store import lineage
 
 pytestmark = pytest.mark.integration
 JOB = {
@@ -143,14 +144,19 @@ def test_results_that_a_killed_supervisor_did_not_send_are_read_from_its_exit_re
     supervisor = bench.rig.supervisor(trial.job)
     supervisor.ready()
     supervisor.started()
+    at, path = supervisor.now(), "/checkpoints/step-1"
+    saved = wire.CheckpointReport(seq=3, generation=0, step=1, path=path, at=at)
     result = wire.TrialReport(
-        seq=3, generation=0, unit=1, value=0.5, metrics={"val_loss": 0.5}, at=supervisor.now()
+        seq=4, generation=0, unit=1, value=0.5, metrics={"val_loss": 0.5}, at=at, checkpoint=path
     )
-    ended = wire.RanksEndedReport(seq=4, generation=0, outcome="succeeded", port=4100, step=1)
-    record = wire.ExitRecord(attempt=1, node_rank=0, ended=ended, results=[result])
+    ended = wire.RanksEndedReport(seq=5, generation=0, outcome="succeeded", port=4100, step=1)
+    record = wire.ExitRecord(attempt=1, node_rank=0, ended=ended, results=[saved, result])
     bench.rig.executor.bury(supervisor.ref, record)
     bench.rig.turn(1.0)
     bench.loops()
     found = bench.trials(num)[trial.number]
     assert (found.status, found.value) == ("completed", 0.5)
+    # Without it the study could not pin the checkpoint, and would not fork from the trial.
+    checkpoints = bench.rig.store.view(lambda tx: lineage.checkpoints_of(tx, trial.job))
+    assert [one.path for one in checkpoints] == [path]
     bench.check_log(num)

@@ -108,7 +108,7 @@ class CheckpointReport(GenerationReport):
 
 
 MAX_RESULTS = 1000
-"""Results of a trial that an exit record holds, the newest."""
+"""Results of a trial and checkpoints that an exit record holds, the newest."""
 
 
 class TrialReport(GenerationReport):
@@ -286,6 +286,8 @@ class LeavingReport(NumberedReport):
     kind: Literal["leaving"] = "leaving"
 
 
+TrialResult = Annotated[CheckpointReport | TrialReport, Field(discriminator="kind")]
+"""A result of a trial, or the checkpoint that goes with one."""
 Report = Annotated[
     NodeReadyReport
     | RanksStartedReport
@@ -416,8 +418,8 @@ class SyncResponse(Message):
 class ExitRecord(Message):
     """What a supervisor leaves in `<node_dir>/exit.json` before it reports the end of its ranks.
 
-    A control plane that never heard the report reads it here, and with it the results of a trial that
-    were not acknowledged: a job that has ended has no later supervisor that would send them.
+    A control plane that never heard the report reads it here, and with it the results of a trial and the
+    checkpoints that were not acknowledged: a job that has ended has no later supervisor to send them.
     """
 
     protocol: int = PROTOCOL
@@ -425,7 +427,7 @@ class ExitRecord(Message):
     node_rank: int
     released: bool = False
     ended: RanksEndedReport | None = None
-    results: Annotated[list[TrialReport], Field(max_length=MAX_RESULTS)] = Field(
+    results: Annotated[list[TrialResult], Field(max_length=MAX_RESULTS)] = Field(
         default_factory=list
     )
 

@@ -25,12 +25,14 @@ from phalanx.launch.files import distrusted
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import (
     MAX_RESULTS,
+    CheckpointReport,
     Heartbeat,
     Orders,
     Report,
     SyncRequest,
     SyncResponse,
     TrialReport,
+    TrialResult,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -124,10 +126,12 @@ class Outbox:
             for report in self._waiting:
                 self._write(report)
 
-    def results(self) -> list[TrialReport]:
-        """The newest results of a trial that are not acknowledged."""
+    def results(self) -> list[TrialResult]:
+        """The newest results of a trial, and checkpoints, that are not acknowledged."""
+        kinds = (CheckpointReport, TrialReport)
         with self._lock:
-            return [one for one in self._waiting if isinstance(one, TrialReport)][-MAX_RESULTS:]
+            found: list[TrialResult] = [one for one in self._waiting if isinstance(one, kinds)]
+        return found[-MAX_RESULTS:]
 
     @property
     def empty(self) -> bool:
@@ -304,7 +308,7 @@ class ControlPlaneLink:
         """Send the waiting reports now."""
         self._due.set()
 
-    def results(self) -> list[TrialReport]:
+    def results(self) -> list[TrialResult]:
         """See `Outbox.results`."""
         return self._outbox.results()
 

@@ -2,7 +2,13 @@
 
 import pytest
 
-from phalanx.schemas.wire.supervision import LeavingReport, LogReport, WarningReport
+from phalanx.schemas.wire.supervision import (
+    CheckpointReport,
+    LeavingReport,
+    LogReport,
+    TrialReport,
+    WarningReport,
+)
 from phalanx.supervise.uplink.link import MAX_WAITING, Outbox
 
 pytestmark = pytest.mark.unit
@@ -68,3 +74,14 @@ def test_memory_is_bounded(tmp_path):
     for _ in range(MAX_WAITING + 10):
         outbox.put(warning("x"))
     assert outbox.pending()[0].seq == 11
+
+
+def test_results_and_checkpoints_that_are_not_acknowledged_go_into_the_exit_record(tmp_path):
+    outbox = Outbox(tmp_path / "spool")
+    common = {"generation": 0, "at": 1}
+    outbox.put(lambda seq: TrialReport(seq=seq, unit=1, value=0.5, metrics={}, **common))
+    outbox.put(warning("between"))
+    outbox.put(lambda seq: CheckpointReport(seq=seq, step=2, path="/step-2", **common))
+    outbox.put(lambda seq: TrialReport(seq=seq, unit=2, value=0.4, metrics={}, **common))
+    outbox.acknowledge(1)
+    assert [one.kind for one in outbox.results()] == ["checkpoint", "trial"]
