@@ -57,37 +57,47 @@ def test_its_token_opens_nothing_else(rig: Rig, supervisor: ScriptedSupervisor) 
         assert http.get("/api/v1/jobs", headers=headers).status_code == 401
 
 
-def test_reports_with_the_token_of_another_supervisor_are_not_stored(
-    rig: Rig, supervisor: ScriptedSupervisor
-) -> None:
-    before = story(rig, 1)
-    ended = wire.RanksEndedReport(
-        seq=supervisor.next_seq(), generation=0, outcome="succeeded", port=4100
-    )
-    token = rig.platform.supervisor_token(2, 1)
-    with pytest.raises(Unauthenticated):
-        supervisor_sync(rig.platform, supervisor.request(ended), token, rig.clock.now())
-    assert story(rig, 1) == before
-
-
-def test_a_report_and_its_orders_are_one_transaction(
-    rig: Rig, supervisor: ScriptedSupervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def transactions(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds of transactions that are made, in order."""
     made: list[str] = []
     for name in ("view", "transact"):
         run = getattr(rig.platform.store, name)
         monkeypatch.setattr(
             rig.platform.store, name, lambda work, n=name, f=run: (made.append(n), f(work))[1]
         )
+    return made
+
+
+def test_reports_with_the_token_of_another_supervisor_are_not_stored(
+    rig: Rig, supervisor: ScriptedSupervisor, transactions: list[str]
+) -> None:
+    before = story(rig, 1)
+    transactions.clear()
+    ended = wire.RanksEndedReport(
+        seq=supervisor.next_seq(), generation=0, outcome="succeeded", port=4100
+    )
+    token = rig.platform.supervisor_token(2, 1)
+    with pytest.raises(Unauthenticated):
+        supervisor_sync(rig.platform, supervisor.request(ended), token, rig.clock.now())
+    assert transactions == ["view"]  # a writer excludes all others
+    assert story(rig, 1) == before
+
+
+def test_a_report_and_its_orders_are_one_transaction(
+    rig: Rig, supervisor: ScriptedSupervisor, transactions: list[str]
+) -> None:
     now = rig.clock.now()
     ended = wire.RanksEndedReport(
         seq=supervisor.next_seq(), generation=0, outcome="succeeded", port=4100
     )
-    answer = supervisor_sync(rig.platform, supervisor.request(ended), supervisor.token, now)
-    assert (made, answer.response.acked) == (["transact"], ended.seq)
-    made.clear()
+    request = supervisor.request(ended)
+    transactions.clear()
+    answer = supervisor_sync(rig.platform, request, supervisor.token, now)
+    assert (transactions, answer.response.acked) == (["view", "transact"], ended.seq)
+    transactions.clear()
     supervisor_sync(rig.platform, supervisor.request(), supervisor.token, now)
-    assert made == ["view"]  # nothing new: nothing is written
+    assert transactions == ["view"]  # nothing new: nothing is written
 
 
 def test_repeated_reports_change_nothing(rig: Rig, supervisor: ScriptedSupervisor) -> None:

@@ -173,9 +173,8 @@ class FinalView(ResponseBody):
 class StudyCostView(ResponseBody):
     """The slot time of a study in hours, and its money.
 
-    `wasted_slot_hours` went into trials that failed, diverged or were rejected, and into work that was done
-    twice; `saved_slot_hours` is the estimate of what stopping early has saved. `usd` is None where the pool
-    has no prices.
+    `wasted_slot_hours` went into trials that failed, diverged or were rejected; `saved_slot_hours` is the
+    estimate of what stopping early has saved. `usd` is None where the pool has no prices.
     """
 
     slot_hours: float = 0.0

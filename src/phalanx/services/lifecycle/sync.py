@@ -66,7 +66,10 @@ def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: i
 
     rows = platform.scheduler_cache.rows
     known, orders, acked = None, None, 0
-    if not request.reports:
+    if request.reports:
+        # A write transaction excludes all others: a caller without the token must not begin one.
+        platform.store.view(lambda tx: _known(tx, request, token))
+    else:
         known, orders = platform.store.view(look)
         acked = known.last_seq
     if known is None or orders is None or _brings_news(request, known, now):
