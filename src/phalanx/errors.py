@@ -3,7 +3,7 @@
     PlatformError(code, message, hint, retryable)
       UserError
         SpecInvalid(problems)   NotFound   Conflict   Unauthenticated   PermissionDenied
-        NotSupported   TooLarge   TooManyRequests*
+        NotSupported   TooLarge   TooManyRequests*   PreconditionFailed
       ExecutorError
         ExecutorUnavailable*    LaunchError
       StoreError
@@ -97,6 +97,13 @@ class Conflict(UserError):
 
     code = "conflict"
     http_status = 409
+
+
+class PreconditionFailed(UserError):
+    """The object is no longer the one that the caller has read; read it again and decide again."""
+
+    code = "precondition_failed"
+    http_status = 412
 
 
 class Unauthenticated(UserError):

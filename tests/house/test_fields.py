@@ -82,6 +82,7 @@ OTHERWISE: dict[str, str] = {
         ),
         _REFUSED,
     ),
+    "JobSpec.description": "shown with the job, from its stored spec",
     **{
         f"{one}.schema_version": _VERSION
         for one in ("JobSpec", "PoolFile", "ProjectFile", "StudySpec")

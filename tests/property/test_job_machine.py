@@ -151,6 +151,9 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
         "profiled": lambda: e.ProfileRequested(draw(st.integers(1, 9)), 2, ("nvtx",)),
         "captured": lambda: e.StacksCaptured(attempt, generation, rank, draw(st.integers(0, 3))),
         "raised": lambda: e.TargetRaised(draw(st.integers(1, 4))),
+        "changed": lambda: e.SettingsChanged(
+            {"max_duration": None}, {"max_duration": 60.0}, draw(st.sampled_from([None, 60.0]))
+        ),
         "unanswered": lambda: e.StacksOverdue(attempt, generation),
     }
     usual = ["placed", "ready", "started", "started", "ended", "ended", "failed", "waited"]

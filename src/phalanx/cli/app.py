@@ -26,6 +26,7 @@ from phalanx.cli.verbs import (
     why,
 )
 from phalanx.cli.verbs.bench import bench_app
+from phalanx.cli.verbs.changes import settings
 from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
@@ -97,6 +98,7 @@ for _verb, _panel in (
     (jobs.stop, _STEER),
     (jobs.pause, _STEER),
     (jobs.resume, _STEER),
+    (settings.update, _STEER),
     (secrets.secrets, _PLATFORM),
     (platform.up, _PLATFORM),
     (platform.doctor, _PLATFORM),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from phalanx.kit.text import random_hex
 from phalanx.schemas.api.jobs import (
+    ChangeRequest,
     CheckpointView,
     EventPage,
     EventView,
@@ -84,6 +85,14 @@ class JobCalls(Transport):
     def job(self, num: int) -> JobView:
         """One job with ranks, progress and lineage. Raises NotFound."""
         return self._get(f"{V1}/jobs/{num}", JobView)
+
+    def change(self, num: int, changes: ChangeRequest, *, if_match: str | None = None) -> JobView:
+        """Change settings of a job; what `changes` leaves out stays.
+
+        `if_match` is the `etag` of a JobView: where the settings have changed since, PreconditionFailed is
+        raised. Raises SpecInvalid with every problem, and Conflict for a setting that the state fixes.
+        """
+        return self._patch(f"{V1}/jobs/{num}", changes, JobView, if_match)
 
     def events(self, num: int, *, after: int = 0, wait_s: float = 0.0) -> EventPage:
         """Events after sequence number `after`; waits up to `wait_s` seconds for the first one."""

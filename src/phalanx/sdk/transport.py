@@ -204,6 +204,15 @@ class Transport:
         raise_for(response)
         return read(model, response)
 
+    def _patch(self, path: str, body: BaseModel, model: type[M], if_match: str | None = None) -> M:
+        headers = {"Content-Type": "application/json"}
+        if if_match is not None:
+            headers["If-Match"] = f'"{if_match}"'
+        content = body.model_dump_json(exclude_unset=True).encode()
+        response = self._send("PATCH", path, content=content, headers=headers)
+        raise_for(response)
+        return read(model, response)
+
     def _delete(self, path: str) -> None:
         raise_for(self._send("DELETE", path))
 

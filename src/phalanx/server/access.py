@@ -47,6 +47,7 @@ RULES: dict[tuple[str, str], Scope] = {
     ("POST", "/api/v1/jobs"): Scope.SUBMIT,
     ("POST", "/api/v1/jobs/{num}/stacks"): Scope.SUBMIT,
     ("POST", "/api/v1/jobs/{num}/profiles"): Scope.SUBMIT,
+    ("PATCH", "/api/v1/jobs/{num}"): Scope.SUBMIT,
     ("POST", "/api/v1/jobs/{num}/stop"): Scope.SUBMIT,
     ("POST", "/api/v1/jobs/{num}/resume"): Scope.SUBMIT,
     ("HEAD", "/api/v1/code/{digest}"): Scope.SUBMIT,

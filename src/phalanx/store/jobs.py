@@ -50,7 +50,7 @@ _WAITS = (
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """The facts of a job that never change after submission, except the core's `JobPolicy`."""
+    """The facts of a job beside the core's `JobPolicy`. `CHANGEABLE` ones change after the submission."""
 
     project: str  # name of the project
     name: str  # display name
@@ -72,6 +72,8 @@ class JobFacts:
 
 
 _FACTS = tuple(one.name for one in fields(JobFacts))
+CHANGEABLE = ("name", "labels", "priority", "pools", "spec")
+_SET_FACTS = jobs.update().where(jobs.c.num == bindparam("_num"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,11 @@ def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]])
         if tx.conn.execute(_SAVE, rows).rowcount != len(rows):
             names = ", ".join(job_label(row["_num"]) for row in rows[:3])
             raise StaleRow(f"{names}{', …' if rows[3:] else ''} changed since it was read")
+
+
+def put_facts(tx: Tx, num: int, facts: JobFacts) -> None:
+    """Store the changeable facts of a job, in the transaction that saves its event."""
+    tx.conn.execute(_SET_FACTS, {"_num": num} | {one: getattr(facts, one) for one in CHANGEABLE})
 
 
 def _changing(job: Job, wake_at: int | None) -> dict[str, Any]:

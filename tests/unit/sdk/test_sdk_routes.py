@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from phalanx.errors import ServerUnavailable
-from phalanx.schemas.api.jobs import SubmitRequest
+from phalanx.schemas.api.jobs import ChangeRequest, SubmitRequest
 from phalanx.schemas.api.studies import (
     AskRequest,
     ExtendStudyRequest,
@@ -35,6 +35,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "submit": lambda c: c.submit(SubmitRequest(spec={"run": "x"}), dry_run=True),
     "jobs": lambda c: c.jobs(states=("running",), labels={"a": "b"}),
     "job": lambda c: c.job(1),
+    "change": lambda c: c.change(1, ChangeRequest(priority=70), if_match="a"),
     "events": lambda c: c.events(1, after=3),
     "history": lambda c: list(c.history(1)),
     "logs": lambda c: c.logs(1, ranks=(0,), stream="err", tail=5),

@@ -119,6 +119,8 @@ def notice(event: EventView) -> str | None:
     """A message for events that matter beside the states: warnings, bad checkpoints, resumes."""
     if event.kind == "warned":
         return f"warning: {event.data.get('message', '')}"
+    if event.kind == "settings_changed":
+        return f"by {event.actor}: {changes_in_words(event.data)}"
     if event.kind == "checkpoint_quarantined":
         return f"warning: a checkpoint was quarantined: {event.data.get('message', '')}"
     if event.kind == "stacks":
@@ -130,6 +132,20 @@ def notice(event: EventView) -> str | None:
         exact = "" if event.data.get("exact", True) else ", not exactly"
         return f"resumed from step {event.data.get('step')}{exact}"
     return None
+
+
+def changes_in_words(data: Mapping[str, Any]) -> str:
+    """The changed settings of an event: `priority 50 → 80`."""
+    before, after = data.get("before", {}), data.get("after", {})
+    return ", ".join(f"{name} {_said(before.get(name))} → {_said(after[name])}" for name in after)
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={one}" for key, one in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(str(one) for one in value) or "any"
+    return "none" if value is None else str(value)
 
 
 def ago(at: datetime | None) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from phalanx.core.codec import earlier_names
 from phalanx.core.gang.failures import Failure
@@ -205,6 +206,18 @@ class TargetRaised:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """A user changed settings of the job: those that differ, by their names in the spec.
+
+    `max_duration_s` is the limit that holds after it, whether it is among them or not.
+    """
+
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    max_duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BackoffElapsed:
     """The wait before the next generation is over."""
 
@@ -244,6 +257,7 @@ JobEvent = (
     | StacksCaptured
     | StacksOverdue
     | TargetRaised
+    | SettingsChanged
 )
 
 EVENT_TYPES: tuple[type[JobEvent], ...] = get_args(JobEvent)

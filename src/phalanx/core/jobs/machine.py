@@ -34,6 +34,7 @@ from phalanx.core.jobs.handlers.stop import (
     duration_exceeded,
     raised,
     resumed,
+    settings_changed,
     stop_active,
     stop_idle,
     stop_overdue,
@@ -110,6 +111,7 @@ ROWS: tuple[tuple[type[e.JobEvent], Cell, Cell, Cell, Cell, Cell], ...] = (
     (e.StacksCaptured,        LATE,           stacks_captured,   stacks_captured,   LATE,      LATE),
     (e.StacksOverdue,         LATE,           stacks_overdue,    STOPS,             LATE,      LATE),
     (e.TargetRaised,          raised,         raised,            raised,            raised,    JOB_OVER),
+    (e.SettingsChanged,       *(settings_changed,) * 5),
 )
 # fmt: on
 TRANSITIONS: dict[tuple[JobState, type], Cell] = {

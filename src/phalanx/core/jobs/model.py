@@ -141,7 +141,7 @@ class TrainingProgress:
 @written_once
 @dataclass(frozen=True, slots=True)
 class JobPolicy:
-    """The settings of a spec that the job state machine uses, fixed at submit.
+    """The settings of a spec that the job state machine uses; only `max_duration_s` may change later.
 
     `shape` is the gang at its full size; `min_nodes` below `shape.nodes` makes it elastic. Where the
     gang has several roles, `shape` is that of the first one, named `role`, and `roles` are the others.
@@ -184,7 +184,7 @@ class Job:
     """The current state of a job, computed from its events; times are microseconds UTC."""
 
     num: int  # number of the job, shown as `j-<num>`
-    policy: JobPolicy  # fixed at submit
+    policy: JobPolicy  # see there
     submitted_at: int  # time of the submit
     state: JobState = JobState.QUEUED  # changed only by the job machine
     reason: Reason = Reason(ReasonCode.SUBMITTED)  # reason of the current state

@@ -175,7 +175,9 @@ class JobView(ResponseBody):
 
     num: int
     label: str
+    etag: str = ""  # names the settings that `PATCH` changes, for its `If-Match`
     name: str
+    description: str = ""
     project: str
     owner: str
     labels: dict[str, str]
@@ -270,6 +272,22 @@ class CheckpointView(ResponseBody):
     copy_bytes: int | None = None
     copied_at: At | None = None
     is_best: bool = False
+
+
+class ChangeRequest(RequestBody):
+    """Settings to change, with names and values as in the spec; what is left out stays.
+
+    null removes a description, a `max_duration` or a `budget`, and in `labels` one label; labels that are
+    not named stay. An empty `pool` means any pool that fits.
+    """
+
+    name: ShortText | None = None
+    description: Annotated[str, Field(max_length=1000)] | None = None
+    labels: Annotated[dict[str, str | None], Field(max_length=100)] | None = None
+    priority: int | ShortText | None = None
+    pool: Annotated[list[ShortText], Field(max_length=100)] | None = None
+    max_duration: float | ShortText | None = None
+    budget: dict[str, Any] | None = None
 
 
 class StopRequest(RequestBody):

@@ -245,6 +245,9 @@ class JobSpec(Section):
         default=SPEC_SCHEMA, alias="schema", description="Version of this format."
     )
     name: Name = Field(default="job", description="Name of the job; need not be unique.")
+    description: Annotated[str, Field(strict=True, max_length=1000)] | None = optional(
+        "What the job is for, in words."
+    )
     project: Name = Field(default="default", description="Project of the job.")
     labels: dict[Name, Text] = Field(
         default_factory=dict, max_length=100, description="Labels to filter by."

@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query, Response
 
 from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.errors import UserError
 from phalanx.schemas.api.jobs import (
+    ChangeRequest,
     CheckpointView,
     EventPage,
     JobPage,
@@ -30,6 +31,7 @@ from phalanx.server.strict_requests import (
     StrictRoute,
     Wait,
 )
+from phalanx.services.changes import settings
 from phalanx.services.lifecycle import requests
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.submit import check, submit
@@ -89,10 +91,36 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
+IfMatch = Annotated[
+    str | None,
+    Header(
+        alias="If-Match",
+        max_length=100,
+        description="The `ETag` of the settings that the change is meant for; absent: any.",
+    ),
+]
+
+
 @router.get("/{num}")
-def get_job(here: Here, num: JobNum) -> JobView:
-    """One job with ranks, progress and lineage."""
-    return views.job_view(here.platform, num)
+def get_job(here: Here, num: JobNum, response: Response) -> JobView:
+    """One job with ranks, progress and lineage. Its `ETag` names the settings, not the progress."""
+    view = views.job_view(here.platform, num)
+    response.headers["ETag"] = f'"{view.etag}"'
+    return view
+
+
+@router.patch("/{num}")
+def patch_job(
+    here: Here, num: JobNum, request: ChangeRequest, response: Response, match: IfMatch = None
+) -> JobView:
+    """Change settings of a job: what is left out stays; may be repeated.
+
+    The pool of a job that holds slots cannot change, and of a job that has ended only its name,
+    description and labels can.
+    """
+    expected = None if match in (None, "*") else str(match).strip().strip('"')
+    settings.change(here.platform, num, request, here.clock.now(), "user", expected)
+    return get_job(here, num, response)
 
 
 @router.get("/{num}/events")

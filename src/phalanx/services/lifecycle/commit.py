@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.core.jobs.events import JobEvent, StopRequested, Submitted
@@ -70,16 +70,20 @@ def commit_events(
     now: int,
     actor: str,
     known: StoredJob | None = None,
+    facts: JobFacts | None = None,
 ) -> StoredJob:
     """Apply events to one job in order; events that change nothing are not stored.
 
-    `known` is the job if the caller has read it. Raises NotFound, StaleRow when the row changed since
+    `known` is the job if the caller has read it; `facts` are its facts after the events, where they
+    differ. Raises NotFound, StaleRow when the row changed since
     it was read, and InvalidTransition, with the job's events, for a transition that only a bug can cause.
     """
     stored = jobs.load(tx, num) if known is None else known
     changed = _applied(tx, stored, fresh, now, actor)
     if changed is None:
         return stored
+    if facts is not None:
+        changed = replace(changed, facts=facts)
     _write(tx, [changed], now)
     return changed.stored()
 
@@ -133,12 +137,13 @@ class _Changed:
     entries: list[log.NewEvent]
     commands: list[JobCommand]
     wake: int | None
+    facts: JobFacts | None = None  # None: those of `before`
 
     def stored(self) -> StoredJob:
         """The job as it will be stored."""
-        before = self.before
+        before, facts = self.before, self.facts or self.before.facts
         last_seq = before.last_seq + len(self.entries)
-        return StoredJob(self.job, before.facts, before.version + 1, last_seq, None)
+        return StoredJob(self.job, facts, before.version + 1, last_seq, None)
 
 
 def _applied(
@@ -172,6 +177,9 @@ def _write(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
     for one in changed:
         _touch(tx, one.job, one.wake)
         tx.touched.rows[one.job.num] = one.stored()
+        if one.facts is not None:
+            jobs.put_facts(tx, one.job.num, one.facts)
+            tx.touched.topics.add(QUEUE)
         if one.job.state is one.before.job.state:
             continue
         if one.before.facts.study is not None and one.job.state in TOLD_TO_STUDIES:

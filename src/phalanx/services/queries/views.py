@@ -31,6 +31,7 @@ from phalanx.schemas.api.jobs import (
     ReasonView,
     RoleView,
 )
+from phalanx.services.changes.settings import settings_tag
 from phalanx.services.lifecycle.assignments import checkpoint_dir
 from phalanx.services.platform import Platform
 from phalanx.services.queries import presence
@@ -201,6 +202,8 @@ def _brief(tx: Tx, stored: StoredJob) -> JobView:
         facts,
         num=job.num,
         label=job_label(job.num),
+        etag=settings_tag(facts),
+        description=facts.spec.get("description") or "",
         state=job.state.value,
         reason=_reason(job.reason),
         pending_reason=None if waits is None else _reason(waits),

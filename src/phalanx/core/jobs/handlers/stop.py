@@ -1,6 +1,6 @@
 """Handlers for stopping and resuming.
 
-Events: StopRequested, DurationExceeded, StopOverdue, Resumed, TargetRaised.
+Events: StopRequested, DurationExceeded, StopOverdue, Resumed, TargetRaised, SettingsChanged.
 """
 
 from __future__ import annotations
@@ -101,3 +101,10 @@ def raised(job: Job, event: e.TargetRaised, now: int) -> Decision:
     if job.state is JobState.STOPPING:
         return Decision(replace(job, goal=StopGoal.REQUEUE, reason=reason))
     return Decision(replace(job, state=JobState.QUEUED, reason=reason, queued_at=now))
+
+
+def settings_changed(job: Job, event: e.SettingsChanged, now: int) -> Decision:
+    """Keep the new limit of the duration; the other settings are not part of the job machine."""
+    if event.max_duration_s == job.policy.max_duration_s:
+        return Decision(job)
+    return Decision(replace(job, policy=replace(job.policy, max_duration_s=event.max_duration_s)))

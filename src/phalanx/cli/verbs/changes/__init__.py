@@ -1,0 +1,1 @@
+"""Verbs that change jobs after their submission."""

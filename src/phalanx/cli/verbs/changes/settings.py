@@ -1,0 +1,92 @@
+"""Change settings of jobs after their submission: update."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from phalanx.cli.client.session import connected, job_number
+from phalanx.cli.terminal.options import JobNames
+from phalanx.errors import UserError
+
+_NONE = "none"
+
+
+def update(  # noqa: PLR0913 (one parameter for each setting)
+    ctx: typer.Context,
+    jobs: JobNames,
+    priority: Annotated[
+        str | None,
+        typer.Option("--priority", help="0 to 100, higher first; or low, normal, high, urgent."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the job.")] = None,
+    description: Annotated[
+        str | None, typer.Option("--description", help="What the job is for; none removes it.")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="KEY=VALUE", help="Set a label; KEY= removes it. May be repeated."
+        ),
+    ] = None,
+    max_duration: Annotated[
+        str | None,
+        typer.Option("--max-duration", help="The job fails after this duration; none: no limit."),
+    ] = None,
+    pool: Annotated[
+        list[str] | None,
+        typer.Option("--pool", help="A pool that the job may run in; any: any. May be repeated."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", help="Limit on the cost in US dollars; none: no limit."),
+    ] = None,
+) -> None:
+    """Change settings of jobs after their submission; the scheduler uses them at its next pass.
+
+    The pool of a job that holds slots cannot change: pause it first. Of a job that has ended, only its
+    name, description and labels can.
+    """
+    from phalanx.schemas.api.jobs import ChangeRequest
+
+    given: dict[str, Any] = {}
+    if priority is not None:
+        given["priority"] = int(priority) if priority.isdigit() else priority
+    if name is not None:
+        given["name"] = name
+    if description is not None:
+        given["description"] = _or_none(description)
+    if label:
+        given["labels"] = dict(_label(one) for one in label)
+    if max_duration is not None:
+        given["max_duration"] = _or_none(max_duration)
+    if pool:
+        given["pool"] = [] if pool == ["any"] else pool
+    if budget is not None:
+        given["budget"] = None if budget == _NONE else {"usd": _amount(budget)}
+    if not given:
+        raise UserError("there is nothing to change", "name a setting, such as --priority high")
+    changes = ChangeRequest(**given)
+    with connected(ctx) as client:
+        for job in jobs:
+            view = client.change(job_number(job), changes)
+            print(f"{view.label} {view.state}")
+
+
+def _or_none(text: str) -> str | None:
+    return None if text == _NONE else text
+
+
+def _label(text: str) -> tuple[str, str | None]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UserError(f"--label: {text!r} is not a label", "write KEY=VALUE")
+    return key, value or None
+
+
+def _amount(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"--budget: {text!r} is not a number", "write dollars: 400") from None

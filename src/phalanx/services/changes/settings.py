@@ -1,0 +1,145 @@
+"""Change settings of a job after its submission, and the tag that names the settings at one moment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from phalanx.core.jobs.events import SettingsChanged
+from phalanx.core.jobs.model import JobState
+from phalanx.errors import Conflict, PreconditionFailed, SpecInvalid
+from phalanx.kit.text import job_label
+from phalanx.kit.units import format_duration
+from phalanx.schemas.api.jobs import ChangeRequest
+from phalanx.schemas.spec.document import resolved, validate_spec
+from phalanx.schemas.spec.job import JobSpec
+from phalanx.schemas.spec.support import check_supported
+from phalanx.services.lifecycle.admission import facts_of, misfits, over_project
+from phalanx.services.lifecycle.commit import commit_events
+from phalanx.services.lifecycle.submit import Limits, limits_now
+from phalanx.services.platform import Platform
+from phalanx.store import jobs
+from phalanx.store.database import Tx
+from phalanx.store.jobs import JobFacts, StoredJob
+
+_DESCRIBING = ("name", "description", "labels")
+"""Settings that no decision depends on: those of a job that has ended change, too."""
+SETTINGS = (*_DESCRIBING, "priority", "pool", "max_duration", "budget")
+_US = 1_000_000
+
+
+def settings_tag(facts: JobFacts) -> str:
+    """A text that differs when the settings differ. Progress of the job leaves it as it is."""
+    shown = {name: facts.spec.get(name) for name in SETTINGS}
+    text = json.dumps(shown, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def change(
+    platform: Platform,
+    num: int,
+    request: ChangeRequest,
+    now: int,
+    actor: str,
+    expected: str | None = None,
+) -> None:
+    """Change settings of a job; settings that are so already change nothing.
+
+    `expected` is the tag of the settings that the caller has read. Raises NotFound, SpecInvalid with every
+    problem, PreconditionFailed for another tag, and Conflict for a setting that the state fixes.
+    """
+    wanted = request.model_dump(exclude_unset=True)
+    limits = limits_now(platform)
+
+    def work(tx: Tx) -> None:
+        stored = jobs.load(tx, num)
+        if expected not in (None, settings_tag(stored.facts)):
+            raise PreconditionFailed(
+                f"the settings of {job_label(num)} have changed since you read them",
+                f"look at them again: phalanx show {job_label(num)}",
+            )
+        before, after, spec = _difference(stored, wanted)
+        if not after:
+            return
+        _check_state(stored, after, spec, now)
+        _check_spec(spec, after, limits)
+        event = SettingsChanged(before, after, spec.max_duration)
+        facts = _facts_with(stored.facts, after, spec)
+        commit_events(tx, num, [event], now, actor, known=stored, facts=facts)
+
+    platform.store.transact(work)
+
+
+def _difference(
+    stored: StoredJob, wanted: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], JobSpec]:
+    """The settings that change, as they are and as they will be, and the spec with the latter."""
+    known = stored.facts.spec
+    merged = dict(wanted)
+    if merged.get("labels") is not None:
+        both = {**stored.facts.labels, **merged["labels"]}
+        merged["labels"] = {key: value for key, value in both.items() if value is not None}
+    merged = {key: _default(key) if one is None else one for key, one in merged.items()}
+    spec = validate_spec({**known, **merged})
+    new = resolved(spec)
+    after = {key: new[key] for key in SETTINGS if key in merged and new[key] != known.get(key)}
+    return {key: known.get(key) for key in after}, after, spec
+
+
+def _default(name: str) -> Any:
+    """The value of a setting that is removed; one that every job has gets the value of new jobs."""
+    return JobSpec.model_fields[name].get_default(call_default_factory=True)
+
+
+def _check_state(stored: StoredJob, after: Mapping[str, Any], spec: JobSpec, now: int) -> None:
+    """Raise Conflict for a setting that has no effect, or another one, in the state of the job."""
+    job, label = stored.job, job_label(stored.job.num)
+    if job.is_terminal:
+        late = [name for name in after if name not in _DESCRIBING]
+        if late:
+            raise Conflict(
+                f"{label} has ended ({job.state}): its {late[0]} cannot change",
+                f"its {', '.join(_DESCRIBING)} can; `phalanx clone {label}` starts it again",
+            )
+    if "pool" in after and job.state not in (JobState.QUEUED, JobState.PAUSED):
+        held = "" if job.attempt is None else f" and holds slots of {job.attempt.placement.pool}"
+        raise Conflict(
+            f"{label} is {job.state}{held}: the pool of a running job cannot change",
+            f"phalanx pause {label}, change the pool, then phalanx resume {label}",
+        )
+    limit_s = spec.max_duration if "max_duration" in after else None
+    if limit_s is not None and job.started_at is not None:
+        ran_s = (now - job.started_at) / _US
+        if ran_s >= limit_s:
+            raise Conflict(
+                f"{label} started {format_duration(ran_s)} ago, longer than a max_duration of "
+                f"{format_duration(limit_s)}: it would fail at once",
+                f"give a longer one, or stop it: phalanx stop {label}",
+            )
+
+
+def _check_spec(spec: JobSpec, after: Mapping[str, Any], limits: Limits) -> None:
+    """Raise SpecInvalid for settings that a submission of the job would be refused for."""
+    problems = [one for one in check_supported(spec) if one.path.split(".")[0] in after]
+    if "priority" in after:
+        problems += [one for one in over_project(spec, limits.projects) if one.path == "priority"]
+    if "pool" in after:
+        problems += misfits(spec, limits.nodes)
+    if problems:
+        raise SpecInvalid(problems)
+
+
+def _facts_with(facts: JobFacts, after: Mapping[str, Any], spec: JobSpec) -> JobFacts:
+    """The facts with these settings; the rest of the stored spec stays as it is."""
+    new = facts_of(spec)
+    return replace(
+        facts,
+        name=new.name,
+        labels=new.labels,
+        priority=new.priority,
+        pools=new.pools,
+        spec={**facts.spec, **after},
+    )
