@@ -415,7 +415,9 @@ def sdk_page() -> str:
 
 
 def rest_page() -> str:
-    app = FastAPI(title="Phalanx", separate_input_output_schemas=False)
+    app = FastAPI(
+        title="Phalanx", separate_input_output_schemas=False, docs_url=None, redoc_url=None
+    )
     add_routes(app)
     document = app.openapi()
     document["paths"] = {

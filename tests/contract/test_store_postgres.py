@@ -187,4 +187,4 @@ def test_of_two_uses_of_a_login_link_at_the_same_instant_one_is_refused(store: S
     opened, refused = race(store, "INSERT INTO credentials", use, use)
     assert isinstance(opened, str) and isinstance(refused, Unauthenticated)
     assert "was used" in str(refused)
-    assert credentials.grant_of(platform, opened, SESSION, NOW) is not None  # type: ignore[arg-type]
+    assert credentials.caller_of(platform, opened, SESSION, NOW) is not None  # type: ignore[arg-type]

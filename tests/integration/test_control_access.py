@@ -11,13 +11,14 @@ import pytest
 
 from integration.rig import TOKEN, URL, Rig, sample_path, spec
 from phalanx.core.contract.access import Scope, covers
-from phalanx.errors import NotFound, PermissionDenied, Unauthenticated
+from phalanx.core.tenancy.roles import SCOPES
+from phalanx.errors import NotFound, PermissionDenied, ServerError, Unauthenticated
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.home import HomeLayout, ServerFile
 from phalanx.sdk import PhalanxClient
-from phalanx.server.access import PAGES, RULES, needed_scope
-from phalanx.server.app import derived_key
-from phalanx.server.gate import cookie_name, is_open
+from phalanx.server.access import UNKNOWN, AccessTable
+from phalanx.server.app import create_app, derived_key
+from phalanx.server.gate import cookie_name
 from phalanx.standalone.home import prepare_home, read_key, read_token
 
 pytestmark = pytest.mark.integration
@@ -26,7 +27,15 @@ ORIGIN = {"Origin": URL}
 
 def routes(rig: Rig) -> list[tuple[str, str]]:
     """Every route that is not open, the session's own among them."""
-    return [key for key in rig.routes() if not is_open(key[1])]
+    return [key for key, one in table(rig).of_route.items() if one.needs_caller]
+
+
+def table(rig: Rig) -> AccessTable:
+    return AccessTable(create_app(rig.context).routes)
+
+
+def needed_scope(rig: Rig, key: tuple[str, str]) -> Scope:
+    return SCOPES[table(rig).of_route[key].permission]
 
 
 def browse(rig: Rig, **options: object) -> httpx.Client:
@@ -45,25 +54,50 @@ def session(rig: Rig) -> dict[str, str]:
         return {"Cookie": f"{cookie_name(rig.context)}={http.cookies[cookie_name(rig.context)]}"}
 
 
-def test_every_rule_is_of_a_route_and_the_rest_needs_admin(rig: Rig) -> None:
-    known = set(routes(rig))
-    assert set(RULES) <= known and known >= PAGES
-    for key in known - set(RULES):
-        assert needed_scope(*key) is Scope.ADMIN
-    assert needed_scope("GET", "/api/v1/a-route-of-tomorrow") is Scope.ADMIN
-    assert needed_scope("GET", "/api/v1/jobs/1/logs/x") is Scope.ADMIN
+def test_what_is_no_route_needs_admin(rig: Rig) -> None:
+    found = table(rig)
+    assert set(found.of_route) == set(rig.routes())
+    for method, path in (
+        ("GET", "/api/v1/a-route-of-tomorrow"),
+        ("GET", "/api/v1/jobs/1/logs/x"),
+        ("PUT", "/api/v1/jobs/1"),
+        ("GET", "/api/v1/jobs\n"),
+        ("GET", "/api/v1/jobs/"),
+    ):
+        assert found.find(method, path).access is UNKNOWN
+    assert found.find("GET", "/api/v1/jobs/17").values == {"num": "17"}
+    assert {key[1] for key, one in found.of_route.items() if not one.needs_caller} == {
+        "/healthz",
+        "/readyz",
+        "/login",
+        "/openapi.json",
+        "/api/v1/supervisors/sync",
+        "/api/v1/supervisors/secrets",
+        "/api/v1/supervisors/code/{digest}",
+    }
+
+
+def test_a_route_that_does_not_say_what_it_needs_keeps_the_control_plane_from_starting(
+    rig: Rig,
+) -> None:
+    app = create_app(rig.context)
+    app.get("/api/v1/forgotten")(lambda: None)
+    with pytest.raises(ServerError, match=r"GET /api/v1/forgotten does not say") as raised:
+        AccessTable(app.routes)
+    assert "openapi_extra=needs(" in (raised.value.hint or "")
 
 
 def test_every_scope_at_every_route(rig: Rig) -> None:
     """The whole table: a request passes the gate exactly when its scope covers the route."""
     tokens = {scope: rig.client.create_token(scope, [scope], 3600).token for scope in sorted(Scope)}
+    needed = {key: needed_scope(rig, key) for key in routes(rig)}
     wrong = []
-    for method, path in routes(rig):
+    for method, path in needed:
         for scope, token in tokens.items():
             if path.startswith("/api/v1/tokens") and scope is Scope.ADMIN:
                 continue  # changes the table itself; see the tests of rotation below
             got = status(rig, method, path, {"Authorization": f"Bearer {token}"})
-            if (got not in (401, 403)) != covers([scope], needed_scope(method, path)):
+            if (got not in (401, 403)) != covers([scope], needed[method, path]):
                 wrong.append((method, path, scope.value, got))
     assert [one for one in wrong if one[1] != "/logout"] == []
 

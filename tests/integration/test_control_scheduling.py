@@ -158,7 +158,7 @@ class TestEviction:
             assert list(found.policies) == list(NAMED_POLICIES)
             found = rig.client.set_scheduler_policy("fifo")
             assert (found.policy, found.source, found.start) == ("fifo", "stored", "fair")
-            assert (found.set_by, found.set_at) == ("user", at_of(clock.now()))
+            assert (found.set_by, found.set_at) == ("user:admin", at_of(clock.now()))
             rig.submit(**gang())
             rig.turn(11 * 3600)
             assert leaving(rig) == 0

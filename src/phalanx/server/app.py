@@ -144,13 +144,13 @@ def create_app(context: Context) -> FastAPI:
     app.state.context = context
     app.state.exposition = Exposition(context.platform)
     app.state.readiness = Readiness(context)
-    add_routes(app)
+    table = add_routes(app)
     app.add_exception_handler(PlatformError, _platform_error)
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _bug)
-    app.add_middleware(Gate, context=context)
+    app.add_middleware(Gate, context=context, table=table)
     return app
 
 

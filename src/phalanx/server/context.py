@@ -13,6 +13,7 @@ from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 from fastapi import Depends, Request
 
+from phalanx.core.tenancy.principals import Caller
 from phalanx.kit.clock import Clock
 from phalanx.server.notifier import Notifier, wait_for
 from phalanx.server.settings import Settings
@@ -96,6 +97,18 @@ def _context(request: Request) -> Context:
 
 
 Here = Annotated[Context, Depends(_context)]
+CALLER_KEY = "phalanx.caller"
+"""Where the scope of a request has its `Caller`."""
+
+
+async def _caller(request: Request) -> Caller:
+    caller = request.scope[CALLER_KEY]
+    assert isinstance(caller, Caller)
+    return caller
+
+
+By = Annotated[Caller, Depends(_caller)]
+"""The authenticated caller of a request; not on routes that need none."""
 
 
 _LIMITERS: RunVar[dict[Threads, CapacityLimiter]] = RunVar("phalanx_limiters")

@@ -16,8 +16,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from phalanx.core.contract.access import Scope as TokenScope
 from phalanx.core.contract.access import covers
+from phalanx.core.tenancy.principals import HOME_CALLER, Caller
+from phalanx.core.tenancy.roles import SCOPES, Permission
 from phalanx.errors import (
+    NotFound,
     PermissionDenied,
     PlatformError,
     TooLarge,
@@ -28,26 +32,30 @@ from phalanx.errors import (
 from phalanx.kit.text import replace_unencodable
 from phalanx.kit.units import format_size
 from phalanx.schemas.api.body import ErrorView, ProblemView
-from phalanx.server.access import needed_scope, opens_for_session
+from phalanx.server.access import AccessTable, Matched, Of
 from phalanx.server.connections import SCOPE_KEY
-from phalanx.server.context import Context, in_thread
+from phalanx.server.context import CALLER_KEY, Context, in_thread
 from phalanx.services.platform import token_hash
-from phalanx.services.resources.credentials import ADMIN_GRANT, Grant, grant_of, is_token
-from phalanx.store import supervisors
+from phalanx.services.resources.credentials import caller_of, is_token
+from phalanx.store import jobs, supervisors
 from phalanx.store.credentials import SESSION, TOKEN
+from phalanx.store.studies import rows as studies
 
 RETRY_AFTER_S = 2
 """When a client is told to try again after an error that passes."""
-# Supervisors send their own token, which the service checks; the other paths hold no secrets.
 _SYNC = "/api/v1/supervisors/sync"
-_SECRETS = "/api/v1/supervisors/secrets"
-_OPEN = frozenset({"/healthz", "/readyz", "/login", _SYNC, _SECRETS, "/openapi.json"})
 _SAFE = frozenset({"GET", "HEAD"})
-_OPEN_BELOW = "/api/v1/supervisors/code/"
 _CODE = "/api/v1/code/"
 # Supervisors send what ranks print in parts of about a megabyte, and the stacks of all ranks at once.
 _SYNC_BYTES = 64 << 20
 _SIZE = re.compile("[0-9]{1,18}")
+_NUM = re.compile("[1-9][0-9]{0,17}")
+# What a caller needs to know that something exists.
+_SEEING = {
+    Of.JOB: Permission.JOBS_READ,
+    Of.STUDY: Permission.JOBS_READ,
+    Of.PROJECT: Permission.PROJECT_READ,
+}
 
 
 def error_response(error: PlatformError) -> Response:
@@ -67,9 +75,10 @@ def error_response(error: PlatformError) -> Response:
 class Gate:
     """ASGI middleware that rejects requests without a served host name or without a valid token."""
 
-    def __init__(self, app: ASGIApp, context: Context) -> None:
+    def __init__(self, app: ASGIApp, context: Context, table: AccessTable) -> None:
         self._app = app
         self._context = context
+        self._table = table
         own = urlsplit(context.platform.server_url).hostname or ""
         self._hosts = {own, *(one.lower() for one in context.settings.api.allowed_hosts)}
 
@@ -80,39 +89,40 @@ class Gate:
             return
         headers = Headers(scope=scope)
         try:
-            grant = await self._check(scope, headers)
+            caller = await self._check(scope, headers)
             if scope["path"] == _SYNC:
                 await in_thread(self._check_supervisor, headers)
-            self._check_load(grant, scope["method"])
+            self._check_load(caller, scope["method"])
         except PlatformError as error:
             await error_response(error)(scope, receive, send)
             return
+        scope[CALLER_KEY] = caller
         connection = scope.get(SCOPE_KEY)
-        if connection is not None and (grant is not None or scope["path"] == _SYNC):
+        if connection is not None and (caller is not None or scope["path"] == _SYNC):
             # Supervisors of an attempt have one token, and each of them has a connection.
-            connection.recognize("" if grant is None else grant.token)
-        with self._counted(grant, scope["method"]):
+            connection.recognize("" if caller is None else caller.token)
+        with self._counted(caller, scope["method"]):
             await self._app(scope, self._bounded(scope["path"], receive), send)
 
-    def _check_load(self, grant: Grant | None, method: str) -> None:
+    def _check_load(self, caller: Caller | None, method: str) -> None:
         """Raise TooManyRequests where the token of a request has as many open ones as it may."""
-        if grant is None:
+        if caller is None:
             return
         changes = method not in _SAFE
         limit = self._context.settings.api.max_requests_per_token // (4 if changes else 1)
-        if self._context.presence.of_token[grant.token, changes] >= limit:
+        if self._context.presence.of_token[caller.token, changes] >= limit:
             raise TooManyRequests(
                 f"{limit} requests of this token are being served, and no more are at a time",
                 "wait for their answers, or use a token of its own for each program",
             )
 
     @contextmanager
-    def _counted(self, grant: Grant | None, method: str) -> Iterator[None]:
+    def _counted(self, caller: Caller | None, method: str) -> Iterator[None]:
         """Count an open request of a client, which `_check_load` has permitted before any other ran."""
-        if grant is None:
+        if caller is None:
             yield
             return
-        presence, key = self._context.presence, (grant.token, method not in _SAFE)
+        presence, key = self._context.presence, (caller.token, method not in _SAFE)
         presence.of_token[key] += 1
         presence.num_open += 1
         try:
@@ -141,26 +151,27 @@ class Gate:
 
         return bounded
 
-    async def _check(self, scope: Scope, headers: Headers) -> Grant | None:
-        """The grant of a client; None on a path that needs none. Raises PlatformError."""
+    async def _check(self, scope: Scope, headers: Headers) -> Caller | None:
+        """The caller of a client; None on a path that needs none. Raises PlatformError."""
         if host_name(headers.get("host", "")) not in self._hosts:
             raise PermissionDenied(
                 "this host name is not served here", "use the URL that the server printed"
             )
         path = scope["path"]
-        grant = None
+        caller = None
         if scope["method"] not in _SAFE:
             _check_origin(headers)
-        if not is_open(path):
-            grant = await self._grant(scope, headers)
-            _check_scope(grant, scope["method"], path)
+        needed = self._table.find(scope["method"], path)
+        if needed.access.needs_caller:
+            caller = await self._caller(headers, pages=needed.access.session)
+            await self._check_permission(caller, needed, f"{scope['method']} {path[:200]}")
         size = headers.get("content-length", "0")
         if not _SIZE.fullmatch(size):
             raise UserError("Content-Length is not a number")
         limit = self._limit(path)
         if limit is not None and int(size) > limit:
             raise _too_large(limit)
-        return grant
+        return caller
 
     def _limit(self, path: str) -> int | None:
         """The most bytes of a body; None where the route counts them itself."""
@@ -168,26 +179,59 @@ class Gate:
             return None
         return _SYNC_BYTES if path == _SYNC else self._context.settings.api.max_body_bytes
 
-    async def _grant(self, scope: Scope, headers: Headers) -> Grant:
-        """What the caller may do. Raises Unauthenticated.
+    async def _caller(self, headers: Headers, *, pages: bool) -> Caller:
+        """The principal of a request. Raises Unauthenticated.
 
         A browser sends cookies to every server of this machine, so they hold no token: the session in them
-        opens the pages and nothing else.
+        opens the `pages` and nothing else.
         """
         scheme, _, shown = headers.get("authorization", "").partition(" ")
         value, kind = shown.strip(), TOKEN
         if scheme.lower() == "bearer" and self._is_admin(value):
-            return ADMIN_GRANT
-        if scheme.lower() != "bearer" and opens_for_session(scope["method"], scope["path"]):
+            return HOME_CALLER
+        if scheme.lower() != "bearer" and pages:
             value, kind = cookie_of(headers.get("cookie", ""), cookie_name(self._context)), SESSION
         elif not is_token(value):
             value = ""
         now, platform = self._context.clock.now(), self._context.platform
-        found = await in_thread(lambda: grant_of(platform, value, kind, now)) if value else None
+        found = await in_thread(lambda: caller_of(platform, value, kind, now)) if value else None
         if found is None:
             raise Unauthenticated(
                 "the token is missing or wrong", "send `Authorization: Bearer TOKEN`"
             )
+        return found
+
+    async def _check_permission(self, caller: Caller, needed: Matched, said: str) -> None:
+        """Raise PermissionDenied, or NotFound where the caller may not know that something exists."""
+        permission, of = needed.access.permission, needed.access.of
+        _check_scope(caller, SCOPES[permission], said)
+        found = caller.projects(permission)
+        if found is None or (found and of in (Of.ANY, Of.BODY)):
+            return
+        if of in (Of.JOB, Of.STUDY, Of.PROJECT):
+            value = needed.values["name" if of is Of.PROJECT else "num"]
+            project, owner = await in_thread(self._place, of, value)
+            if not caller.may(_SEEING[of], project):
+                raise not_there(of, value)
+            if caller.may(permission, project, owner):
+                return
+        raise PermissionDenied(
+            f"{caller.actor} may not do this: {said} needs {permission}",
+            "docs/how-to/users-and-roles.md says which role has it",
+        )
+
+    def _place(self, of: Of, value: str) -> tuple[str, str]:
+        """The project and the owner of what a path names. Raises NotFound."""
+        if of is Of.PROJECT:
+            return value, ""
+        if not _NUM.fullmatch(value):
+            raise not_there(of, value)
+        table = jobs if of is Of.JOB else studies
+        found: tuple[str, str] | None = self._context.platform.store.view(
+            lambda tx: table.place_of(tx, int(value))
+        )
+        if found is None:
+            raise not_there(of, value)
         return found
 
     def _check_supervisor(self, headers: Headers) -> None:
@@ -203,9 +247,12 @@ class Gate:
         return hmac.compare_digest(shown.encode(), self._context.admin.token.encode())
 
 
-def is_open(path: str) -> bool:
-    """Whether a path needs no client token."""
-    return path in _OPEN or path.startswith(_OPEN_BELOW)
+def not_there(of: Of, value: str) -> NotFound:
+    """The answer for what does not exist, and for what the caller may not see."""
+    if of is Of.PROJECT:
+        return NotFound(f"there is no project {value[:200]}")
+    label = f"study s-{value[:20]}" if of is Of.STUDY else f"job j-{value[:20]}"
+    return NotFound(f"there is no {label}")
 
 
 def _too_large(limit: int) -> TooLarge:
@@ -226,12 +273,11 @@ def _check_origin(headers: Headers) -> None:
         raise PermissionDenied(f"pages of {origin[:100]!r} may not change anything here")
 
 
-def _check_scope(grant: Grant, method: str, path: str) -> None:
-    needed = needed_scope(method, path)
-    if not covers(grant.scopes, needed):
-        has = ", ".join(grant.scopes) or "no scope"
+def _check_scope(caller: Caller, needed: TokenScope, said: str) -> None:
+    if not covers(caller.scopes, needed):
+        has = ", ".join(caller.scopes) or "no scope"
         raise PermissionDenied(
-            f"this token has {has}, and {method} {path[:200]} needs {needed}",
+            f"this token has {has}, and {said} needs {needed}",
             f"`phalanx token create --scope {needed}` makes one that has it",
         )
 

@@ -12,9 +12,9 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from starlette.routing import BaseRoute
 
+from phalanx.core.tenancy.roles import SCOPES
 from phalanx.schemas.api.body import ErrorView
-from phalanx.server.access import needed_scope
-from phalanx.server.gate import is_open
+from phalanx.server.access import AccessTable, Of
 from phalanx.server.routers import (
     jobs,
     platform,
@@ -44,17 +44,21 @@ _SCHEMES = {
 }
 
 
-def add_routes(app: FastAPI) -> None:
-    """Add every route to an application, and the security schemes to its document."""
+def add_routes(app: FastAPI) -> AccessTable:
+    """Add every route to an application, and the security schemes to its document.
+
+    Returns what each route needs. Raises ServerError for a route that does not say it.
+    """
     app.router.routes.extend(_routes())
-    plain = app.openapi
+    table, plain = AccessTable(app.routes), app.openapi
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _with_security(plain())
+            app.openapi_schema = _with_security(plain(), table)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
+    return table
 
 
 @cache
@@ -67,14 +71,15 @@ def _routes() -> list[BaseRoute]:
     return made.routes
 
 
-def _with_security(document: dict[str, Any]) -> dict[str, Any]:
+def _with_security(document: dict[str, Any], table: AccessTable) -> dict[str, Any]:
     document["components"]["securitySchemes"] = _SCHEMES
     document["security"] = [{"token": []}]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            operation["security"] = [{"token": [needed_scope(method.upper(), path).value]}]
-            if "supervisors" in operation.get("tags", ()):
+            access = table.of_route[method.upper(), path]
+            operation["security"] = [{"token": [SCOPES[access.permission].value]}]
+            if access.of is Of.ATTEMPT:
                 operation["security"] = [{"supervisor": []}]
-            elif is_open(path):
+            elif access.of is Of.OPEN:
                 operation["security"] = []
     return document

@@ -29,6 +29,7 @@ _SAVE = jobs.update().where(
 # SQLite, with its one writer, leaves the lock out.
 _FIND = select(jobs).where(jobs.c.num == bindparam("_num"))
 _FIND_LOCKED = _FIND.with_for_update()
+_PLACE = select(jobs.c.project, jobs.c.owner).where(jobs.c.num == bindparam("_num"))
 _VERSION = select(jobs.c.version).where(jobs.c.num == bindparam("_num"))
 _VERSION_LOCKED = _VERSION.with_for_update()
 _SOME = select(jobs).where(jobs.c.num.in_(bindparam("_nums", expanding=True))).order_by(jobs.c.num)
@@ -96,6 +97,7 @@ class JobFilter:
     owner: str | None = None
     name: str | None = None
     labels: tuple[tuple[str, str], ...] = ()
+    projects: tuple[str, ...] | None = None  # those that the caller may see; None: all
 
 
 def new_num(tx: Tx, count: int = 1) -> int:
@@ -194,6 +196,12 @@ def load(tx: Tx, num: int, *, lock: bool = True) -> StoredJob:
     return stored
 
 
+def place_of(tx: Tx, num: int) -> tuple[str, str] | None:
+    """The project and the owner of a job; None for one that does not exist."""
+    row = tx.conn.execute(_PLACE, {"_num": num}).one_or_none()
+    return None if row is None else (row.project, row.owner)
+
+
 def in_states(tx: Tx, states: Iterable[JobState]) -> list[StoredJob]:
     """Read all jobs in one of `states`, by number."""
     query = (
@@ -238,6 +246,8 @@ def page(tx: Tx, wanted: JobFilter, *, before: int | None, limit: int) -> list[S
     ):
         if value is not None:
             query = query.where(column == value)
+    if wanted.projects is not None:
+        query = query.where(jobs.c.project.in_(wanted.projects))
     if wanted.labels:
         terms = [jobs.c.labels[key].as_string() == value for key, value in wanted.labels]
         query = query.where(and_(*terms))

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 
 from phalanx.core.jobs.model import JobState, StopGoal
+from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import UserError
 from phalanx.schemas.api.jobs import (
     ChangeRequest,
@@ -22,7 +23,8 @@ from phalanx.schemas.api.jobs import (
 )
 from phalanx.schemas.api.telemetry import ProfileRequest, ProfilesView, RequestTicket, StacksView
 from phalanx.schemas.api.why import WhyView
-from phalanx.server.context import Here
+from phalanx.server.access import Of, needs
+from phalanx.server.context import By, Here
 from phalanx.server.strict_requests import (
     IdempotencyKey,
     JobNum,
@@ -43,25 +45,26 @@ from phalanx.store.jobs import JobFilter
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, openapi_extra=needs(Permission.JOBS_SUBMIT, Of.BODY))
 def post_job(
-    here: Here, request: SubmitRequest, key: IdempotencyKey = None, dry_run: bool = False
+    here: Here, by: By, request: SubmitRequest, key: IdempotencyKey = None, dry_run: bool = False
 ) -> SubmitResponse:
     """Submit a job. With `dry_run`, only return the resolved spec.
 
     A request with the key of an earlier one returns the job of that one; keys are known for a day.
     """
     if dry_run:
-        return SubmitResponse(job=None, spec=check(here.platform, request).resolved)
+        return SubmitResponse(job=None, spec=check(here.platform, request, by=by).resolved)
     now = here.clock.now()
-    asked = RequestKey.of(key, now, "jobs", request.model_dump_json())
-    num, spec = submit(here.platform, request, now, asked)
+    asked = RequestKey.of(key, now, by.actor, "jobs", request.model_dump_json())
+    num, spec = submit(here.platform, request, now, asked, by=by)
     return SubmitResponse(job=views.job_view(here.platform, num), spec=spec)
 
 
-@router.get("")
+@router.get("", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))
 def get_jobs(  # noqa: PLR0913
     here: Here,
+    by: By,
     state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None,
     project: SearchText = None,
     owner: SearchText = None,
@@ -80,6 +83,7 @@ def get_jobs(  # noqa: PLR0913
         owner=owner,
         name=name,
         labels=tuple(_label(one) for one in label or ()),
+        projects=by.projects(Permission.JOBS_READ),
     )
     return views.list_jobs(here.platform, wanted, before=before, limit=limit)
 
@@ -101,7 +105,7 @@ IfMatch = Annotated[
 ]
 
 
-@router.get("/{num}")
+@router.get("/{num}", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
 def get_job(here: Here, num: JobNum, response: Response) -> JobView:
     """One job with ranks, progress and lineage. Its `ETag` names the settings, not the progress."""
     view = views.job_view(here.platform, num)
@@ -109,9 +113,14 @@ def get_job(here: Here, num: JobNum, response: Response) -> JobView:
     return view
 
 
-@router.patch("/{num}")
+@router.patch("/{num}", openapi_extra=needs(Permission.JOBS_CHANGE, Of.JOB))
 def patch_job(
-    here: Here, num: JobNum, request: ChangeRequest, response: Response, match: IfMatch = None
+    here: Here,
+    by: By,
+    num: JobNum,
+    request: ChangeRequest,
+    response: Response,
+    match: IfMatch = None,
 ) -> JobView:
     """Change settings of a job: what is left out stays; may be repeated.
 
@@ -119,11 +128,11 @@ def patch_job(
     description and labels can.
     """
     expected = None if match in (None, "*") else str(match).strip().strip('"')
-    settings.change(here.platform, num, request, here.clock.now(), "user", expected)
+    settings.change(here.platform, num, request, here.clock.now(), by.actor, expected)
     return get_job(here, num, response)
 
 
-@router.get("/{num}/events")
+@router.get("/{num}/events", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
 async def get_events(here: Here, num: JobNum, after: Number = 0, wait_s: Wait = 0.0) -> EventPage:
     """The job's events after number `after`; waits up to `wait_s` seconds for new ones."""
 
@@ -135,21 +144,21 @@ async def get_events(here: Here, num: JobNum, after: Number = 0, wait_s: Wait = 
     )
 
 
-@router.get("/{num}/checkpoints")
+@router.get("/{num}/checkpoints", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
 def get_checkpoints(here: Here, num: JobNum) -> list[CheckpointView]:
     """The job's checkpoints, oldest first."""
     return views.list_checkpoints(here.platform, num)
 
 
-@router.post("/{num}/stacks")
-def post_stacks(here: Here, num: JobNum, key: IdempotencyKey = None) -> RequestTicket:
+@router.post("/{num}/stacks", openapi_extra=needs(Permission.JOBS_CHANGE, Of.JOB))
+def post_stacks(here: Here, by: By, num: JobNum, key: IdempotencyKey = None) -> RequestTicket:
     """Ask every rank for its stacks; the answers appear at the same path."""
     now = here.clock.now()
-    asked = RequestKey.of(key, now, "stacks", str(num))
-    return stacks.ask_stacks(here.platform, num, now, "user", asked)
+    asked = RequestKey.of(key, now, by.actor, "stacks", str(num))
+    return stacks.ask_stacks(here.platform, num, now, by.actor, asked)
 
 
-@router.get("/{num}/stacks")
+@router.get("/{num}/stacks", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
 async def get_stacks(
     here: Here,
     num: JobNum,
@@ -171,17 +180,17 @@ async def get_stacks(
     return await here.poll_until((job_topic(num),), wait_s, look, whole)
 
 
-@router.post("/{num}/profiles")
+@router.post("/{num}/profiles", openapi_extra=needs(Permission.JOBS_CHANGE, Of.JOB))
 def post_profile(
-    here: Here, num: JobNum, request: ProfileRequest, key: IdempotencyKey = None
+    here: Here, by: By, num: JobNum, request: ProfileRequest, key: IdempotencyKey = None
 ) -> RequestTicket:
     """Ask the ranks to profile their next steps; the answer appears at the same path."""
     now = here.clock.now()
-    asked = RequestKey.of(key, now, "profiles", str(num), request.model_dump_json())
-    return profiles.ask_profile(here.platform, num, request, now, "user", asked)
+    asked = RequestKey.of(key, now, by.actor, "profiles", str(num), request.model_dump_json())
+    return profiles.ask_profile(here.platform, num, request, now, by.actor, asked)
 
 
-@router.get("/{num}/profiles")
+@router.get("/{num}/profiles", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
 async def get_profiles(
     here: Here,
     num: JobNum,
@@ -202,23 +211,23 @@ async def get_profiles(
     return await here.poll_until((job_topic(num),), wait_s, look, whole)
 
 
-@router.post("/{num}/stop")
-def post_stop(here: Here, num: JobNum, request: StopRequest) -> JobView:
+@router.post("/{num}/stop", openapi_extra=needs(Permission.JOBS_CHANGE, Of.JOB))
+def post_stop(here: Here, by: By, num: JobNum, request: StopRequest) -> JobView:
     """Cancel or pause a job; may be repeated."""
     goal = StopGoal(request.goal)
-    requests.stop(here.platform, num, goal, request.grace_s, here.clock.now(), "user")
+    requests.stop(here.platform, num, goal, request.grace_s, here.clock.now(), by.actor)
     return views.job_view(here.platform, num)
 
 
-@router.post("/{num}/resume")
-def post_resume(here: Here, num: JobNum, request: ResumeRequest | None = None) -> JobView:
+@router.post("/{num}/resume", openapi_extra=needs(Permission.JOBS_CHANGE, Of.JOB))
+def post_resume(here: Here, by: By, num: JobNum, request: ResumeRequest | None = None) -> JobView:
     """Put a paused job back into the queue; may be repeated."""
     anew = request is not None and request.begin_anew
-    requests.resume(here.platform, num, here.clock.now(), "user", begin_anew=anew)
+    requests.resume(here.platform, num, here.clock.now(), by.actor, begin_anew=anew)
     return views.job_view(here.platform, num)
 
 
-@router.get("/{num}/why")
+@router.get("/{num}/why", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
 def get_why(here: Here, num: JobNum) -> WhyView:
     """Why a job waits, runs or stops: its constraints, expected start and what would start it now."""
     return why_view(here.platform, num, here.clock.now())

@@ -8,8 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 import phalanx
+from phalanx.core.tenancy.roles import Permission
 from phalanx.kit.clock import SteadyClock
 from phalanx.schemas.api.body import HelloRequest, HelloResponse, InfoView, ReadinessView, at_of
+from phalanx.server.access import OPEN, Of, needs
 from phalanx.server.context import Context, Here, in_thread
 from phalanx.server.observe.readiness import Readiness
 from phalanx.server.strict_requests import StrictRoute
@@ -20,13 +22,13 @@ router = APIRouter(tags=["platform"], route_class=StrictRoute)
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
 
 
-@router.get("/healthz")
+@router.get("/healthz", openapi_extra=OPEN)
 async def get_health() -> dict[str, str]:
     """Answers as soon as requests are served; needs no token."""
     return {"status": "ok", "version": phalanx.__version__}
 
 
-@router.get("/readyz", responses={503: {"model": ReadinessView}})
+@router.get("/readyz", responses={503: {"model": ReadinessView}}, openapi_extra=OPEN)
 def get_readiness(request: Request, response: Response) -> ReadinessView:
     """200 when the database can be written, its schema is right and all loops run; needs no token."""
     readiness = request.app.state.readiness
@@ -36,7 +38,7 @@ def get_readiness(request: Request, response: Response) -> ReadinessView:
     return found
 
 
-@router.get("/api/v1/info")
+@router.get("/api/v1/info", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))
 def get_info(here: Here) -> InfoView:
     """Version, home and state of this control plane."""
     return InfoView(
@@ -53,19 +55,21 @@ def get_info(here: Here) -> InfoView:
     )
 
 
-@router.post("/api/v1/clients/hello")
+@router.post("/api/v1/clients/hello", openapi_extra=needs(Permission.SELF, Of.ANY))
 async def post_hello(here: Here, request: HelloRequest) -> HelloResponse:
     """Announce a client: an embedded server then stays up."""
     return HelloResponse(keep_alive_s=here.settings.idle_exit_s)
 
 
-@router.head("/api/v1/code/{digest}")
+@router.head("/api/v1/code/{digest}", openapi_extra=needs(Permission.JOBS_SUBMIT, Of.ANY))
 def head_code(here: Here, digest: Digest) -> Response:
     """Whether an archive has been uploaded: 200 or 404."""
     return Response(status_code=200 if code.has(here.platform.home, digest) else 404)
 
 
-@router.put("/api/v1/code/{digest}", status_code=204)
+@router.put(
+    "/api/v1/code/{digest}", status_code=204, openapi_extra=needs(Permission.JOBS_SUBMIT, Of.ANY)
+)
 async def put_code(here: Here, digest: Digest, request: Request) -> Response:
     """Upload an uncompressed tar archive under its SHA-256; it is verified before it is kept."""
     if await in_thread(lambda: code.has(here.platform.home, digest)):

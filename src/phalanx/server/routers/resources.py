@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from phalanx.core.tenancy.roles import Permission
 from phalanx.schemas.api.pools import (
     ApplyPoolsRequest,
     ApplyProjectsRequest,
@@ -16,103 +17,104 @@ from phalanx.schemas.api.pools import (
     SchedulerPolicyView,
     SetPolicyRequest,
 )
-from phalanx.server.context import Here
+from phalanx.server.access import Of, needs
+from phalanx.server.context import By, Here
 from phalanx.server.strict_requests import ObjectName, SearchText, StrictRoute
 from phalanx.services.planning import policy
 from phalanx.services.resources import inventory, pools, projects
 
 router = APIRouter(prefix="/api/v1", tags=["resources"], route_class=StrictRoute)
-_ACTOR = "user"
+_CHANGE = needs(Permission.PLATFORM_CHANGE, Of.WHOLE)
 
 
-@router.get("/pools")
+@router.get("/pools", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))
 def get_pools(here: Here) -> list[PoolView]:
     """Pools with their free slots."""
     return inventory.list_pools(here.platform)
 
 
-@router.post("/pools/apply")
-def post_pools(here: Here, request: ApplyPoolsRequest) -> ApplyResponse:
+@router.post("/pools/apply", openapi_extra=_CHANGE)
+def post_pools(here: Here, by: By, request: ApplyPoolsRequest) -> ApplyResponse:
     """Add or replace the pools of a pool file, all or none; repeating it changes nothing."""
-    return pools.apply_pools(here.platform, request.file, here.clock.now(), _ACTOR)
+    return pools.apply_pools(here.platform, request.file, here.clock.now(), by.actor)
 
 
-@router.get("/pools/{name}")
+@router.get("/pools/{name}", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))
 def get_pool(here: Here, name: ObjectName) -> PoolView:
     """One pool with its part of the pool file."""
     return inventory.show_pool(here.platform, name)
 
 
-@router.delete("/pools/{name}", status_code=204)
+@router.delete("/pools/{name}", status_code=204, openapi_extra=_CHANGE)
 def delete_pool(here: Here, name: ObjectName) -> Response:
     """Remove a pool in which no job runs."""
     pools.remove_pool(here.platform, name)
     return Response(status_code=204)
 
 
-@router.get("/nodes")
+@router.get("/nodes", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))
 def get_nodes(here: Here, pool: SearchText = None) -> list[NodeView]:
     """Nodes with their free slots."""
     return inventory.list_nodes(here.platform, pool)
 
 
-@router.get("/nodes/{name}")
+@router.get("/nodes/{name}", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))
 def get_node(here: Here, name: ObjectName) -> NodeView:
     """One node."""
     return inventory.show_node(here.platform, name)
 
 
-@router.post("/nodes/{name}/drain")
-def post_drain(here: Here, name: ObjectName, request: DrainRequest) -> DrainResponse:
+@router.post("/nodes/{name}/drain", openapi_extra=needs(Permission.NODES_CHANGE, Of.WHOLE))
+def post_drain(here: Here, by: By, name: ObjectName, request: DrainRequest) -> DrainResponse:
     """Keep new jobs from starting on a node; may be repeated."""
-    return pools.drain(here.platform, name, request, here.clock.now(), _ACTOR)
+    return pools.drain(here.platform, name, request, here.clock.now(), by.actor)
 
 
-@router.post("/nodes/{name}/undrain")
+@router.post("/nodes/{name}/undrain", openapi_extra=needs(Permission.NODES_CHANGE, Of.WHOLE))
 def post_undrain(here: Here, name: ObjectName) -> NodeView:
     """Allow jobs to start on a node again; may be repeated."""
     pools.undrain(here.platform, name)
     return inventory.show_node(here.platform, name)
 
 
-@router.get("/projects")
+@router.get("/projects", openapi_extra=needs(Permission.PROJECT_READ, Of.ANY))
 def get_projects(here: Here) -> list[ProjectView]:
     """Projects with their limits and usage."""
     return projects.list_projects(here.platform, here.clock.now())
 
 
-@router.post("/projects/apply")
-def post_projects(here: Here, request: ApplyProjectsRequest) -> ApplyResponse:
+@router.post("/projects/apply", openapi_extra=_CHANGE)
+def post_projects(here: Here, by: By, request: ApplyProjectsRequest) -> ApplyResponse:
     """Add or replace the projects of a project file, all or none."""
-    return projects.apply_projects(here.platform, request.file, here.clock.now(), _ACTOR)
+    return projects.apply_projects(here.platform, request.file, here.clock.now(), by.actor)
 
 
-@router.get("/projects/{name}")
+@router.get("/projects/{name}", openapi_extra=needs(Permission.PROJECT_READ, Of.PROJECT))
 def get_project(here: Here, name: ObjectName) -> ProjectView:
     """One project with its part of the project file."""
     return projects.show_project(here.platform, name, here.clock.now())
 
 
-@router.delete("/projects/{name}", status_code=204)
+@router.delete("/projects/{name}", status_code=204, openapi_extra=_CHANGE)
 def delete_project(here: Here, name: ObjectName) -> Response:
     """Remove a project's limits; its jobs continue."""
     projects.remove_project(here.platform, name)
     return Response(status_code=204)
 
 
-@router.get("/scheduler/policy")
+@router.get("/scheduler/policy", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))
 def get_policy(here: Here) -> SchedulerPolicyView:
     """The planning policy in effect, and where it comes from."""
     return policy.show_policy(here.platform)
 
 
-@router.put("/scheduler/policy")
-def put_policy(here: Here, request: SetPolicyRequest) -> SchedulerPolicyView:
+@router.put("/scheduler/policy", openapi_extra=_CHANGE)
+def put_policy(here: Here, by: By, request: SetPolicyRequest) -> SchedulerPolicyView:
     """Set the planning policy: the next planner pass uses it; repeating it changes nothing."""
-    return policy.set_policy(here.platform, request.policy, here.clock.now(), _ACTOR)
+    return policy.set_policy(here.platform, request.policy, here.clock.now(), by.actor)
 
 
-@router.delete("/scheduler/policy", status_code=204)
+@router.delete("/scheduler/policy", status_code=204, openapi_extra=_CHANGE)
 def delete_policy(here: Here) -> Response:
     """Return to the policy of the control plane's start; may be repeated."""
     policy.reset_policy(here.platform)

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from phalanx.core.search.model import StudyState, TrialStatus
+from phalanx.core.tenancy.roles import Permission
 from phalanx.schemas.api.studies import (
     AddTrialRequest,
     AskRequest,
@@ -24,7 +25,8 @@ from phalanx.schemas.api.studies import (
     TrialReportRequest,
     TrialView,
 )
-from phalanx.server.context import Here, in_thread
+from phalanx.server.access import Of, needs
+from phalanx.server.context import By, Here, in_thread
 from phalanx.server.strict_requests import (
     IdempotencyKey,
     Number,
@@ -44,33 +46,33 @@ StudyNum = Annotated[int, Path(alias="num", ge=1, lt=2**63, description="Number 
 TrialNumber = Annotated[
     int, Path(alias="trial", ge=0, lt=2**63, description="Number of the trial in its study.")
 ]
-_ACTOR = "user"
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, openapi_extra=needs(Permission.JOBS_SUBMIT, Of.BODY))
 def post_study(
-    here: Here, request: SubmitStudyRequest, key: IdempotencyKey = None
+    here: Here, by: By, request: SubmitStudyRequest, key: IdempotencyKey = None
 ) -> SubmitStudyResponse:
     """Submit a study.
 
     A request with the key of an earlier one returns the study of that one; keys are known for a day.
     """
     now = here.clock.now()
-    asked = RequestKey.of(key, now, "studies", request.model_dump_json())
-    num = submit_study(here.platform, request, now, asked)
+    asked = RequestKey.of(key, now, by.actor, "studies", request.model_dump_json())
+    num = submit_study(here.platform, request, now, asked, by=by)
     view = views.study_view(here.platform, num, now)
     return SubmitStudyResponse(study=view, spec=view.spec or {})
 
 
-@router.post("/check")
-def post_check(here: Here, request: SubmitStudyRequest) -> StudyCheckView:
+@router.post("/check", openapi_extra=needs(Permission.JOBS_SUBMIT, Of.BODY))
+def post_check(here: Here, by: By, request: SubmitStudyRequest) -> StudyCheckView:
     """What a study would do, without submitting it."""
-    return check_study(here.platform, request)
+    return check_study(here.platform, request, by)
 
 
-@router.get("")
-def get_studies(
+@router.get("", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))
+def get_studies(  # noqa: PLR0913
     here: Here,
+    by: By,
     state: Annotated[list[StudyState] | None, Query(max_length=len(StudyState))] = None,
     project: SearchText = None,
     owner: SearchText = None,
@@ -80,17 +82,17 @@ def get_studies(
 ) -> StudyPage:
     """Studies, newest first. `before` is the `next` of the previous page."""
     states = tuple(one.value for one in state or ())
-    wanted = StudyFilter(states, project, owner, name)
+    wanted = StudyFilter(states, project, owner, name, by.projects(Permission.JOBS_READ))
     return views.list_studies(here.platform, wanted, before=before, limit=limit)
 
 
-@router.get("/{num}")
+@router.get("/{num}", openapi_extra=needs(Permission.JOBS_READ, Of.STUDY))
 def get_study(here: Here, num: StudyNum) -> StudyView:
     """One study with its best trial, its rungs and its spec."""
     return views.study_view(here.platform, num, here.clock.now())
 
 
-@router.get("/{num}/results")
+@router.get("/{num}/results", openapi_extra=needs(Permission.JOBS_READ, Of.STUDY))
 def get_results(here: Here, num: StudyNum) -> StudyResultsView:
     """What a study has found: how much each parameter matters, and its trials as parallel coordinates.
 
@@ -99,7 +101,7 @@ def get_results(here: Here, num: StudyNum) -> StudyResultsView:
     return views.study_results(here.platform, num, here.clock.now())
 
 
-@router.get("/{num}/trials")
+@router.get("/{num}/trials", openapi_extra=needs(Permission.JOBS_READ, Of.STUDY))
 def get_trials(
     here: Here,
     num: StudyNum,
@@ -112,7 +114,7 @@ def get_trials(
     return views.list_trials(here.platform, num, after=after, limit=limit, statuses=statuses)
 
 
-@router.get("/{num}/events")
+@router.get("/{num}/events", openapi_extra=needs(Permission.JOBS_READ, Of.STUDY))
 async def get_study_events(
     here: Here, num: StudyNum, after: Number = 0, wait_s: Wait = 0.0
 ) -> StudyEventPage:
@@ -125,51 +127,58 @@ async def get_study_events(
     )
 
 
-@router.post("/{num}/trials", status_code=201)
+@router.post(
+    "/{num}/trials", status_code=201, openapi_extra=needs(Permission.JOBS_CHANGE, Of.STUDY)
+)
 def post_trial(
-    here: Here, num: StudyNum, request: AddTrialRequest, key: IdempotencyKey = None
+    here: Here, by: By, num: StudyNum, request: AddTrialRequest, key: IdempotencyKey = None
 ) -> TrialView:
     """Add a trial with given params, which starts before suggested ones."""
     now = here.clock.now()
-    asked = RequestKey.of(key, now, "trials", str(num), request.model_dump_json())
-    number = requests.add_trial(here.platform, num, dict(request.params), now, _ACTOR, asked)
+    asked = RequestKey.of(key, now, by.actor, "trials", str(num), request.model_dump_json())
+    number = requests.add_trial(here.platform, num, dict(request.params), now, by.actor, asked)
     return views.show_trial(here.platform, num, number)
 
 
-@router.post("/{num}/pause")
-def post_pause(here: Here, num: StudyNum) -> StudyView:
+@router.post("/{num}/pause", openapi_extra=needs(Permission.JOBS_CHANGE, Of.STUDY))
+def post_pause(here: Here, by: By, num: StudyNum) -> StudyView:
     """Have all trials save and leave their slots; may be repeated."""
-    requests.pause_study(here.platform, num, here.clock.now(), _ACTOR)
+    requests.pause_study(here.platform, num, here.clock.now(), by.actor)
     return views.study_view(here.platform, num, here.clock.now())
 
 
-@router.post("/{num}/resume")
-def post_resume_study(here: Here, num: StudyNum) -> StudyView:
+@router.post("/{num}/resume", openapi_extra=needs(Permission.JOBS_CHANGE, Of.STUDY))
+def post_resume_study(here: Here, by: By, num: StudyNum) -> StudyView:
     """Have the trials of a paused study go on; may be repeated."""
-    requests.resume_study(here.platform, num, here.clock.now(), _ACTOR)
+    requests.resume_study(here.platform, num, here.clock.now(), by.actor)
     return views.study_view(here.platform, num, here.clock.now())
 
 
-@router.post("/{num}/stop")
-def post_stop_study(here: Here, num: StudyNum, finish: bool = False) -> StudyView:
+@router.post("/{num}/stop", openapi_extra=needs(Permission.JOBS_CHANGE, Of.STUDY))
+def post_stop_study(here: Here, by: By, num: StudyNum, finish: bool = False) -> StudyView:
     """Have all trials save and end, and the study with them; may be repeated.
 
     With `finish`, no more trials begin, and the study ends when those that have begun have ended.
     """
-    requests.stop_study(here.platform, num, here.clock.now(), _ACTOR, finish=finish)
+    requests.stop_study(here.platform, num, here.clock.now(), by.actor, finish=finish)
     return views.study_view(here.platform, num, here.clock.now())
 
 
-@router.post("/{num}/extend")
-def post_extend(here: Here, num: StudyNum, request: ExtendStudyRequest) -> StudyView:
+@router.post("/{num}/extend", openapi_extra=needs(Permission.JOBS_CHANGE, Of.STUDY))
+def post_extend(here: Here, by: By, num: StudyNum, request: ExtendStudyRequest) -> StudyView:
     """Set new limits of a study; one that has ended goes on."""
-    requests.extend_study(here.platform, num, request, here.clock.now(), _ACTOR)
+    requests.extend_study(here.platform, num, request, here.clock.now(), by.actor)
     return views.study_view(here.platform, num, here.clock.now())
 
 
-@router.post("/{num}/ask")
+@router.post("/{num}/ask", openapi_extra=needs(Permission.JOBS_CHANGE, Of.STUDY))
 async def post_ask(
-    here: Here, num: StudyNum, request: AskRequest, key: IdempotencyKey = None, wait_s: Wait = 0.0
+    here: Here,
+    by: By,
+    num: StudyNum,
+    request: AskRequest,
+    key: IdempotencyKey = None,
+    wait_s: Wait = 0.0,
 ) -> AskResponse:
     """Ask for trials of a study without a job, to evaluate outside of the platform.
 
@@ -177,7 +186,7 @@ async def post_ask(
     trials of that one, but those that are over.
     """
     now = here.clock.now()
-    asked = RequestKey.of(key, now, "ask", str(num), request.model_dump_json())
+    asked = RequestKey.of(key, now, by.actor, "ask", str(num), request.model_dump_json())
     numbers = await in_thread(lambda: requests.ask_trials(here.platform, num, request, now, asked))
     return await here.poll_until(
         (study_topic(num),),
@@ -187,7 +196,7 @@ async def post_ask(
     )
 
 
-@router.post("/{num}/trials/{trial}/report")
+@router.post("/{num}/trials/{trial}/report", openapi_extra=needs(Permission.JOBS_CHANGE, Of.STUDY))
 def post_report(
     here: Here, num: StudyNum, trial: TrialNumber, request: TrialReportRequest
 ) -> TrialView:
@@ -199,7 +208,7 @@ def post_report(
     return views.show_trial(here.platform, num, trial)
 
 
-@router.post("/{num}/trials/{trial}/tell")
+@router.post("/{num}/trials/{trial}/tell", openapi_extra=needs(Permission.JOBS_CHANGE, Of.STUDY))
 def post_tell(here: Here, num: StudyNum, trial: TrialNumber, request: TellRequest) -> TrialView:
     """Tell how a trial that was evaluated outside has ended; may be repeated, and the first one stands."""
     requests.tell_trial(here.platform, num, trial, request, here.clock.now())

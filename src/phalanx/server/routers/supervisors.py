@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import FileResponse
 
 from phalanx.schemas.wire.supervision import SecretValues, SyncRequest, SyncResponse
+from phalanx.server.access import ATTEMPT
 from phalanx.server.context import Here, Threads, in_thread
 from phalanx.server.strict_requests import Number, SupervisorRoute
 from phalanx.services.lifecycle.commit import job_topic
@@ -21,7 +22,7 @@ from phalanx.services.lifecycle.sync import (
 router = APIRouter(prefix="/api/v1/supervisors", tags=["supervisors"], route_class=SupervisorRoute)
 
 
-@router.post("/sync")
+@router.post("/sync", openapi_extra=ATTEMPT)
 async def post_sync(here: Here, sync: SyncRequest, request: Request) -> SyncResponse:
     """Reports up, orders down; with `wait_s` it returns when the orders change."""
     token = _token(request)
@@ -40,7 +41,7 @@ async def post_sync(here: Here, sync: SyncRequest, request: Request) -> SyncResp
     return answer.response.model_copy(update={"orders": orders, "server_now": here.clock.now()})
 
 
-@router.get("/code/{digest}")
+@router.get("/code/{digest}", openapi_extra=ATTEMPT)
 async def get_code(
     here: Here,
     request: Request,
@@ -55,7 +56,7 @@ async def get_code(
     return FileResponse(path, media_type="application/x-tar")
 
 
-@router.get("/secrets")
+@router.get("/secrets", openapi_extra=ATTEMPT)
 async def get_secrets(
     here: Here,
     request: Request,

@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
+from phalanx.core.tenancy.roles import Permission
 from phalanx.schemas.api.telemetry import LogPage, MetricsView
+from phalanx.server.access import Of, needs
 from phalanx.server.context import Here, Threads
 from phalanx.server.observe.exposition import Exposition
 from phalanx.server.strict_requests import JobNum, Ranks, SearchText, Texts, Wait
@@ -20,7 +22,7 @@ exposition = APIRouter(tags=["telemetry"])
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@router.get("/{num}/logs")
+@router.get("/{num}/logs", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
 async def get_logs(  # noqa: PLR0913
     here: Here,
     num: JobNum,
@@ -45,7 +47,7 @@ async def get_logs(  # noqa: PLR0913
     )
 
 
-@router.get("/{num}/metrics")
+@router.get("/{num}/metrics", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
 def get_metrics(
     here: Here,
     num: JobNum,
@@ -70,7 +72,7 @@ def get_metrics(
     )
 
 
-@exposition.get("/metrics")
+@exposition.get("/metrics", openapi_extra=needs(Permission.METRICS_READ, Of.WHOLE))
 def get_metrics_text(here: Here, request: Request) -> Response:
     """Gauges, counters and histograms in the text format of Prometheus; needs the bearer token."""
     found = request.app.state.exposition

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from phalanx.core.tenancy.roles import Permission
 from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.credentials import (
     CreateTokenRequest,
@@ -12,6 +13,7 @@ from phalanx.schemas.api.credentials import (
     TokenCreated,
     TokenView,
 )
+from phalanx.server.access import Of, needs
 from phalanx.server.context import Here
 from phalanx.server.strict_requests import ObjectName, StrictRoute
 from phalanx.services.resources import credentials
@@ -20,13 +22,13 @@ router = APIRouter(prefix="/api/v1/tokens", tags=["tokens"], route_class=StrictR
 _US = 1_000_000
 
 
-@router.get("")
+@router.get("", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
 def get_tokens(here: Here) -> list[TokenView]:
     """Tokens that have not expired, without their values."""
     return credentials.list_tokens(here.platform, here.clock.now())
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
 def post_token(here: Here, request: CreateTokenRequest, response: Response) -> TokenCreated:
     """Create a token with scopes. The value is in this answer and nowhere else."""
     response.headers["Cache-Control"] = "no-store"
@@ -35,7 +37,9 @@ def post_token(here: Here, request: CreateTokenRequest, response: Response) -> T
     )
 
 
-@router.post("/login-links", status_code=201)
+@router.post(
+    "/login-links", status_code=201, openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE)
+)
 def post_login_link(here: Here, response: Response) -> LoginLink:
     """A link that opens one read-only session of the pages in a browser, before it expires."""
     response.headers["Cache-Control"] = "no-store"
@@ -46,13 +50,13 @@ def post_login_link(here: Here, response: Response) -> LoginLink:
     )
 
 
-@router.post("/end-sessions")
+@router.post("/end-sessions", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
 def post_end_sessions(here: Here) -> EndedSessions:
     """End the sessions of all browsers."""
     return EndedSessions(count=credentials.end_sessions(here.platform))
 
 
-@router.post("/{name}/rotate")
+@router.post("/{name}/rotate", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
 def post_rotate(here: Here, name: ObjectName, response: Response) -> TokenCreated:
     """Give a token a new value; the old one ends at once. `admin` is the token of the home."""
     response.headers["Cache-Control"] = "no-store"
@@ -64,7 +68,9 @@ def post_rotate(here: Here, name: ObjectName, response: Response) -> TokenCreate
     return made
 
 
-@router.delete("/{name}", status_code=204)
+@router.delete(
+    "/{name}", status_code=204, openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE)
+)
 def delete_token(here: Here, name: ObjectName) -> Response:
     """Revoke a token, and the sessions that it opened."""
     credentials.revoke_token(here.platform, name, here.clock.now())

@@ -12,12 +12,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from phalanx.core.contract.access import Scope, covers
+from phalanx.core.tenancy.principals import HOME_CALLER, Caller
+from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import PermissionDenied, Unauthenticated
+from phalanx.server.access import OPEN, Of, needs
 from phalanx.server.context import Context, Here, in_thread
 from phalanx.server.gate import cookie_name, cookie_of
 from phalanx.server.web.markup import HEADERS, Markup, page, tag
 from phalanx.services.resources import credentials
-from phalanx.services.resources.credentials import ADMIN_GRANT, Grant
 from phalanx.store.credentials import SESSION, TOKEN
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -39,7 +41,7 @@ _SIGN_IN = (
 )
 
 
-@router.get("/login")
+@router.get("/login", openapi_extra=OPEN)
 def get_login(here: Here, request: Request, ticket: str = "") -> Response:
     """Open a session with the ticket of a link, or show the form that asks for a token.
 
@@ -48,22 +50,22 @@ def get_login(here: Here, request: Request, ticket: str = "") -> Response:
     if not ticket:
         return HTMLResponse(page("Phalanx", *_SIGN_IN), headers=HEADERS)
     platform, now, session = here.platform, here.clock.now(), _session(here, request)
-    if session and credentials.grant_of(platform, session, SESSION, now) is not None:
+    if session and credentials.caller_of(platform, session, SESSION, now) is not None:
         return RedirectResponse("/", status_code=303, headers=HEADERS)
     made = credentials.open_with_ticket(platform, here.admin.token, ticket, now)
     return _to_front_page(here, made)
 
 
-@router.post("/login")
+@router.post("/login", openapi_extra=OPEN)
 async def post_login(here: Here, request: Request) -> Response:
     """Open a session with a token that may read. Only a form of this server may ask for it."""
     _check_form(request)
     token = (await _field(request, "token")).strip()
-    grant = await in_thread(lambda: _grant(here, token))
-    return await in_thread(lambda: _opened(here, grant))
+    caller = await in_thread(lambda: _caller(here, token))
+    return await in_thread(lambda: _opened(here, caller))
 
 
-@router.post("/logout")
+@router.post("/logout", openapi_extra=needs(Permission.SELF, Of.ANY, session=True))
 async def post_logout(here: Here, request: Request) -> Response:
     """End the session. The form has to send back a value that other sites cannot read."""
     _check_form(request)
@@ -92,11 +94,11 @@ def _session(here: Context, request: Request) -> str:
     return cookie_of(request.headers.get("cookie", ""), cookie_name(here))
 
 
-def _grant(here: Context, token: str) -> Grant:
+def _caller(here: Context, token: str) -> Caller:
     if hmac.compare_digest(token.encode(), here.admin.token.encode()):
-        return ADMIN_GRANT
+        return HOME_CALLER
     found = (
-        credentials.grant_of(here.platform, token, TOKEN, here.clock.now())
+        credentials.caller_of(here.platform, token, TOKEN, here.clock.now())
         if credentials.is_token(token)
         else None
     )
@@ -107,9 +109,9 @@ def _grant(here: Context, token: str) -> Grant:
     return found
 
 
-def _opened(here: Context, grant: Grant) -> Response:
+def _opened(here: Context, caller: Caller) -> Response:
     now = here.clock.now()
-    return _to_front_page(here, credentials.open_session(here.platform, grant, now))
+    return _to_front_page(here, credentials.open_session(here.platform, caller, now))
 
 
 def _to_front_page(here: Context, session: str) -> Response:

@@ -8,9 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
+from phalanx.core.tenancy.roles import Permission
 from phalanx.kit.units import format_duration, format_size
 from phalanx.schemas.api.jobs import JobView, LineageView
-from phalanx.server.context import Here
+from phalanx.server.access import Of, needs
+from phalanx.server.context import By, Here
 from phalanx.server.strict_requests import JobNum
 from phalanx.server.web.login import sign_out_form
 from phalanx.server.web.markup import HEADERS, Markup, curve, page, table, tag
@@ -24,12 +26,16 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 _LIVE_REFRESH_S = 3
 
 
-@router.get("/")
+@router.get("/", openapi_extra=needs(Permission.JOBS_READ, Of.ANY, session=True))
 def get_front(
-    here: Here, request: Request, before: Annotated[int | None, Query(ge=0, lt=2**63)] = None
+    here: Here,
+    by: By,
+    request: Request,
+    before: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
 ) -> HTMLResponse:
     """All jobs, newest first."""
-    found = views.list_jobs(here.platform, JobFilter(), before=before, limit=50)
+    wanted = JobFilter(projects=by.projects(Permission.JOBS_READ))
+    found = views.list_jobs(here.platform, wanted, before=before, limit=50)
     pools = ", ".join(
         f"{one.name}: {one.num_free} of {one.num_slots} slots free"
         for one in inventory.list_pools(here.platform)
@@ -60,7 +66,7 @@ def _row(job: JobView) -> tuple[str, ...]:
     )
 
 
-@router.get("/jobs/{num}")
+@router.get("/jobs/{num}", openapi_extra=needs(Permission.JOBS_READ, Of.JOB, session=True))
 def get_job_page(here: Here, num: JobNum) -> HTMLResponse:
     """One job."""
     job = views.job_view(here.platform, num)

@@ -11,6 +11,8 @@ from phalanx.core.contract.secrecy import WITHHELD, shown_spec, withhold
 from phalanx.core.contract.trial import TrialContract
 from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.events import Submitted
+from phalanx.core.tenancy.principals import HOME_CALLER, Caller, actor_of
+from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
 from phalanx.kit.text import random_hex
 from phalanx.launch import secret_files
@@ -52,12 +54,20 @@ def limits_now(platform: Platform) -> Limits:
     return Limits(platform.store.view(resources.projects.now), platform.cluster())
 
 
-def check(platform: Platform, request: SubmitRequest, limits: Limits | None = None) -> Accepted:
+def check(
+    platform: Platform,
+    request: SubmitRequest,
+    limits: Limits | None = None,
+    by: Caller | None = None,
+) -> Accepted:
     """Validate a request as a dry run does. Raises SpecInvalid with every problem found.
 
-    `limits` are those of the moment, for a caller that checks many requests.
+    `limits` are those of the moment, for a caller that checks many requests. `by` needs the permission to
+    submit into the project; None: the platform itself. Raises PermissionDenied.
     """
     spec = validate_spec(request.spec)
+    if by is not None:
+        by.require(Permission.JOBS_SUBMIT, spec.project)
     problems = [*check_supported(spec), *_no_values(spec)]
     if not problems:
         here = limits_now(platform) if limits is None else limits
@@ -82,7 +92,12 @@ class PreparedJob:
 
 
 def submit(
-    platform: Platform, request: SubmitRequest, now: int, key: RequestKey | None = None
+    platform: Platform,
+    request: SubmitRequest,
+    now: int,
+    key: RequestKey | None = None,
+    *,
+    by: Caller = HOME_CALLER,
 ) -> tuple[int, dict[str, Any]]:
     """Store a new job; returns its number and its spec with every default written out.
 
@@ -92,7 +107,8 @@ def submit(
     known = platform.store.view(lambda tx: _submitted(tx, key))
     if known is not None:
         return known
-    prepared = prepare(platform, request)
+    request = request.model_copy(update={"owner": by.owner_of(request.owner)})
+    prepared = prepare(platform, request, by=by)
 
     def work(tx: Tx) -> int:
         num: int = once(tx, key, lambda: store_prepared(platform, tx, prepared, now))
@@ -112,12 +128,13 @@ def prepare(
     request: SubmitRequest,
     trial: TrialContract | None = None,
     limits: Limits | None = None,
+    by: Caller | None = None,
 ) -> PreparedJob:
     """Check a request, outside of any transaction. `trial` is given for a job that is one of a study.
 
-    `limits` as for `check`. Raises SpecInvalid, UserError, and NotFound for code not yet uploaded.
+    `limits` and `by` as for `check`. Raises SpecInvalid, UserError, and NotFound for code not yet uploaded.
     """
-    accepted = check(platform, request, limits)
+    accepted = check(platform, request, limits, by)
     spec = accepted.spec
     if request.kind == "run" and request.caller_cwd is None:
         raise UserError("a `run` job needs `caller_cwd`", "send it, or use kind `submit`")
@@ -161,7 +178,7 @@ def store_prepared(
     # A job that is not stored after all leaves a file that retention deletes.
     secret_files.store_own(platform.home.job_secrets_file(num), prepared.secrets)
     if actor is None:
-        actor = f"user:{request.owner}" if request.owner else "user"
+        actor = actor_of(request.owner)
     commit_new(tx, Submitted(num, spec.to_policy()), prepared.facts, now, actor)
     return num
 

@@ -10,9 +10,9 @@ import contextlib
 import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from phalanx.core.contract.access import Scope, known_scopes
+from phalanx.core.tenancy.principals import HOME_CALLER, HOME_USER, Caller
 from phalanx.errors import NotFound, Unauthenticated
 from phalanx.kit.text import random_hex
 from phalanx.launch.files import write_file
@@ -35,31 +35,21 @@ _TOUCH_S = 60  # the use of a session is stored so often
 _PREFIX = "phx"
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What an authenticated caller may do: the id of its token, and the scopes of it."""
-
-    token: str
-    scopes: tuple[Scope, ...]
-    is_session: bool = False
-
-
-ADMIN_GRANT = Grant(ADMIN, (Scope.ADMIN,))
-
-
 def is_token(shown: str) -> bool:
     """Whether a text can be the value of a stored token."""
     return shown.startswith(f"{_PREFIX}_") and len(shown) < 100
 
 
-def grant_of(platform: Platform, value: str, kind: str, now: int) -> Grant | None:
-    """The grant of a stored token or session; None for unknown and expired ones."""
+def caller_of(platform: Platform, value: str, kind: str, now: int) -> Caller | None:
+    """The caller with a stored token or session; None for unknown and expired ones."""
     found = platform.store.view(lambda tx: credentials.find(tx, token_hash(value), kind, now))
     if found is None:
         return None
     if kind == SESSION:
         _prolong(platform, found, now)
-    return Grant(found.parent or found.id, known_scopes(found.scopes), kind == SESSION)
+    return Caller(
+        found.parent or found.id, known_scopes(found.scopes), HOME_USER, is_session=kind == SESSION
+    )
 
 
 def _prolong(platform: Platform, session: Credential, now: int) -> None:
@@ -142,12 +132,12 @@ def rotate_admin(platform: Platform, now: int) -> TokenCreated:
     return TokenCreated(token=value, view=_view(view))
 
 
-def open_session(platform: Platform, grant: Grant, now: int) -> str:
+def open_session(platform: Platform, caller: Caller, now: int) -> str:
     """A session that reads the pages while it is used, for some hours; returns its value."""
-    return platform.store.transact(lambda tx: _new_session(tx, grant, now))
+    return platform.store.transact(lambda tx: _new_session(tx, caller, now))
 
 
-def _new_session(tx: Tx, grant: Grant, now: int) -> str:
+def _new_session(tx: Tx, caller: Caller, now: int) -> str:
     value = random_hex(48)
     one = Credential(
         id=random_hex(16),
@@ -157,7 +147,7 @@ def _new_session(tx: Tx, grant: Grant, now: int) -> str:
         hash=token_hash(value),
         created_at=now,
         expires_at=now + IDLE_S * _US,
-        parent=grant.token,
+        parent=caller.token,
     )
     credentials.drop_expired(tx, now)
     credentials.insert(tx, one)
@@ -201,7 +191,7 @@ def open_with_ticket(platform: Platform, admin_token: str, ticket: str, now: int
     def work(tx: Tx) -> str | None:
         if expires_at <= now or not credentials.insert_once(tx, used):
             return None
-        return _new_session(tx, ADMIN_GRANT, now)
+        return _new_session(tx, HOME_CALLER, now)
 
     session = platform.store.transact(work)
     if session is None:

@@ -18,6 +18,8 @@ from phalanx.core.search.model import (
     StudyBudget,
     StudyPolicy,
 )
+from phalanx.core.tenancy.principals import HOME_CALLER, Caller, actor_of
+from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
 from phalanx.kit.text import study_label
 from phalanx.launch import secret_files
@@ -53,9 +55,11 @@ from phalanx.store.studies import commands, log, rows
 from phalanx.store.studies.rows import StudyHeader
 
 
-def check_study(platform: Platform, request: SubmitStudyRequest) -> StudyCheckView:
+def check_study(
+    platform: Platform, request: SubmitStudyRequest, by: Caller = HOME_CALLER
+) -> StudyCheckView:
     """What a study would do, as a dry run. Raises SpecInvalid with every problem found."""
-    spec = _checked(platform, request)
+    spec = _checked(platform, request, by)
     policy, earlier = policy_of(spec), earlier_studies(platform, spec, _project(spec))
     assert policy.max_trials is not None
     expected = forecast(spec, policy.max_trials)
@@ -91,8 +95,9 @@ def _project(spec: StudySpec) -> str:
     return str((spec.job or {}).get("project", "default"))
 
 
-def _checked(platform: Platform, request: SubmitStudyRequest) -> StudySpec:
+def _checked(platform: Platform, request: SubmitStudyRequest, by: Caller) -> StudySpec:
     spec = validate_study(request.spec)
+    by.require(Permission.JOBS_SUBMIT, _project(spec))
     problems = study_problems(spec) or _unsupported(spec)
     if problems:
         raise SpecInvalid(problems)
@@ -106,17 +111,19 @@ def _checked(platform: Platform, request: SubmitStudyRequest) -> StudySpec:
     if spec.job is None:
         return spec
     job = spec.job_for(sample_params(spec)[0])
-    _check_job(platform, request, job, "job")
+    _check_job(platform, request, job, "job", by)
     for shape in policy_of(spec).resources:
-        _check_job(platform, request, with_shape(job, shape), f"rungs.resources.{shape.unit}: job")
+        _check_job(
+            platform, request, with_shape(job, shape), f"rungs.resources.{shape.unit}: job", by
+        )
     return spec
 
 
 def _check_job(
-    platform: Platform, request: SubmitStudyRequest, job: dict[str, Any], under: str
+    platform: Platform, request: SubmitStudyRequest, job: dict[str, Any], under: str, by: Caller
 ) -> None:
     try:
-        check(platform, SubmitRequest(spec=job, owner=request.owner))
+        check(platform, SubmitRequest(spec=job, owner=request.owner), by=by)
     except SpecInvalid as error:
         found = [replace(one, path=f"{under}.{one.path}") for one in error.problems]
         raise SpecInvalid(found) from None
@@ -126,6 +133,9 @@ def _unsupported(spec: StudySpec) -> list[Problem]:
     """What a study may say and this release does not do."""
     found: list[Problem] = []
     found += methods.check(spec.search.method, options_of(spec), spec.to_space())
+    if "$" in _project(spec):
+        said = "all trials are of one project: write its name"
+        found.append(Problem("job.project", said, _project(spec)))
     folder = (spec.job or {}).get("checkpoint")
     directory = folder.get("directory") if isinstance(folder, dict) else None
     if isinstance(directory, str) and "${params" not in directory:
@@ -187,7 +197,12 @@ def _population(spec: StudySpec, one: PopulationSection) -> PopulationPolicy:
 
 
 def submit_study(
-    platform: Platform, request: SubmitStudyRequest, now: int, key: RequestKey | None = None
+    platform: Platform,
+    request: SubmitStudyRequest,
+    now: int,
+    key: RequestKey | None = None,
+    *,
+    by: Caller = HOME_CALLER,
 ) -> int:
     """Store a new study and return its number; that of an earlier request with the same key.
 
@@ -196,7 +211,8 @@ def submit_study(
     known = platform.store.view(lambda tx: earlier_answer(tx, key))
     if known is not None:
         return int(known)
-    spec = _checked(platform, request)
+    request = request.model_copy(update={"owner": by.owner_of(request.owner)})
+    spec = _checked(platform, request, by)
     earlier = earlier_studies(platform, spec, _project(spec))
     policy = replace(policy_of(spec), prior=tuple(one.trials for one in earlier))
     submission, values = _submission(request, spec)
@@ -223,7 +239,7 @@ def submit_study(
         rows.insert(tx, header, study_progress(study, counts, None))
         rows.put_trials(tx, [trial_row(study, trial, now) for trial in study.trials], [])
         reason = {"state": study.state.value, "code": study.reason.code.value, "message": ""}
-        actor = f"user:{request.owner}" if request.owner else "user"
+        actor = actor_of(request.owner)
         first = log.NewStudyEvent(
             num, 1, now, kind_of(StudySubmitted), None, actor, reason, log.data_of(event)
         )

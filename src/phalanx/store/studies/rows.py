@@ -92,6 +92,7 @@ class StudyFilter:
     project: str | None = None
     owner: str | None = None
     name: str | None = None
+    projects: tuple[str, ...] | None = None  # those that the caller may see; None: all
 
 
 _HEADER = tuple(one.name for one in fields(StudyHeader))
@@ -154,6 +155,13 @@ def load(tx: Tx, num: int) -> StoredStudy:
     return found[num]
 
 
+def place_of(tx: Tx, num: int) -> tuple[str, str] | None:
+    """The project and the owner of a study; None for one that does not exist."""
+    query = select(studies.c.project, studies.c.owner).where(studies.c.num == num)
+    row = tx.conn.execute(query).one_or_none()
+    return None if row is None else (row.project, row.owner)
+
+
 def load_many(tx: Tx, nums: Sequence[int]) -> dict[int, StoredStudy]:
     """Read those of these studies that exist, by number; a write transaction locks their rows."""
     found: dict[int, StoredStudy] = {}
@@ -178,6 +186,8 @@ def page(tx: Tx, wanted: StudyFilter, *, before: int | None, limit: int) -> list
     ):
         if value is not None:
             query = query.where(column == value)
+    if wanted.projects is not None:
+        query = query.where(here.project.in_(wanted.projects))
     if before is not None:
         query = query.where(here.num < before)
     return [_stored(row) for row in tx.conn.execute(query).mappings()]
