@@ -71,7 +71,9 @@ class Bench:
         return views.study_view(self.rig.platform, num, self.rig.clock.now())
 
     def trials(self, num: int) -> list[TrialView]:
-        return views.list_trials(self.rig.platform, num, after=-1, limit=1000, statuses=()).trials
+        return views.list_trials(
+            self.rig.platform, num, self.rig.clock.now(), after=-1, limit=1000, statuses=()
+        ).trials
 
     def running(self, num: int) -> list[TrialView]:
         found = [one for one in self.trials(num) if one.job is not None and not one.is_over]

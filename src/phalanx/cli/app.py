@@ -27,6 +27,7 @@ from phalanx.cli.verbs import (
 )
 from phalanx.cli.verbs.bench import bench_app
 from phalanx.cli.verbs.changes import settings
+from phalanx.cli.verbs.cost import report as cost_verbs
 from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
@@ -94,6 +95,7 @@ for _verb, _panel in (
     (diagnose.stacks, _LOOK),
     (diagnose.profile, _LOOK),
     (checkpoints.checkpoints, _LOOK),
+    (cost_verbs.cost, _LOOK),
     (jobs.wait, _STEER),
     (jobs.stop, _STEER),
     (jobs.pause, _STEER),

@@ -30,6 +30,7 @@ from phalanx.schemas.api.pools import (
     SetPolicyRequest,
 )
 from phalanx.schemas.api.why import WhyView
+from phalanx.sdk.cost import CostCalls
 from phalanx.sdk.jobs import JobCalls
 from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.transport import V1
@@ -38,7 +39,7 @@ from phalanx.sdk.transport import V1
 class PhalanxClient(JobCalls):
     """A client of one server, with one method for each route; those about jobs are in `JobCalls`.
 
-    Those about studies are methods of `client.studies`.
+    Those about studies are methods of `client.studies`, those about cost of `client.costs`.
 
     Args:
         url: Address of the server, such as `http://127.0.0.1:8080`.
@@ -53,6 +54,11 @@ class PhalanxClient(JobCalls):
     def studies(self) -> StudyCalls:
         """The calls about studies, on the same connection."""
         return StudyCalls(self.url, self._http)
+
+    @cached_property
+    def costs(self) -> CostCalls:
+        """The calls about cost, on the same connection."""
+        return CostCalls(self.url, self._http)
 
     def is_healthy(self) -> bool:
         """Whether a server answers; False instead of an error."""

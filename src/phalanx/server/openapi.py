@@ -16,6 +16,7 @@ from phalanx.core.tenancy.roles import SCOPES
 from phalanx.schemas.api.body import ErrorView
 from phalanx.server.access import AccessTable, Of
 from phalanx.server.routers import (
+    cost,
     jobs,
     platform,
     resources,
@@ -65,7 +66,19 @@ def add_routes(app: FastAPI) -> AccessTable:
 def _routes() -> list[BaseRoute]:
     """Every route; made once, because FastAPI builds the validators of each inclusion anew (0.2 s)."""
     made = APIRouter()
-    for one in (jobs, studies, telemetry, resources, platform, tokens, supervisors, login, pages):
+    routers = (
+        jobs,
+        studies,
+        cost,
+        telemetry,
+        resources,
+        platform,
+        tokens,
+        supervisors,
+        login,
+        pages,
+    )
+    for one in routers:
         made.include_router(one.router, responses=_ERRORS)
     made.include_router(telemetry.exposition, responses=_ERRORS)
     return made.routes

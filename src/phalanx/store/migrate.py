@@ -16,7 +16,7 @@ from phalanx.errors import StoreCorrupt
 from phalanx.kit.text import random_hex
 from phalanx.store.tables import counters, facts, metadata
 
-HEAD = "0011"
+HEAD = "0012"
 COUNTERS = (
     "job",
     "feed",
@@ -27,6 +27,7 @@ COUNTERS = (
     "study",
     "study_command",
     "trial_report",
+    "cost_row",
 )
 DATABASE_ID = "database_id"
 # Any number that other programs in the same database hardly use.

@@ -474,3 +474,35 @@ study_commands = Table(
     Index(None, "not_before"),
     Index(None, "study"),
 )
+
+# The cost ledger: slot time of each generation on each day, and of each wait in the queue.
+cost_rows = Table(
+    "cost_rows",
+    metadata,
+    _key("id"),  # in the order of commits
+    Column("job", BigInteger, nullable=False),
+    Column("from_at", BigInteger, nullable=False),
+    Column("to_at", BigInteger, nullable=False),
+    Column("project", String(128), nullable=False),
+    Column("owner", String(128), nullable=False),
+    Column("study", BigInteger),
+    Column("trial", BigInteger),
+    Column("attempt", Integer, nullable=False),  # of a wait: the one that it was for
+    Column("generation", Integer),  # NULL: a wait in the queue
+    Column("pool", String(128), nullable=False),  # empty: a wait
+    Column("ended_by", String(16)),  # core.cost.ledger.Interruption of the attempt
+    Column("slots", Integer, nullable=False),
+    # Microseconds times slots by core.cost.ledger.Account; together (to_at - from_at) × slots.
+    Column("queued", BigInteger, nullable=False),
+    Column("starting", BigInteger, nullable=False),
+    Column("productive", BigInteger, nullable=False),
+    Column("saving", BigInteger, nullable=False),
+    Column("redone", BigInteger, nullable=False),
+    Column("lost_to_failure", BigInteger, nullable=False),
+    Column("lost_to_preemption", BigInteger, nullable=False),
+    Column("idle", BigInteger, nullable=False),
+    Column("nano_usd", BigInteger, nullable=False),  # 1e-9 US dollars
+    Index(None, "job"),
+    Index(None, "study", "trial"),
+    Index(None, "from_at"),
+)

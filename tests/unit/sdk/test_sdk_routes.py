@@ -21,9 +21,10 @@ from phalanx.schemas.api.studies import (
 )
 from phalanx.schemas.api.telemetry import ProfileRequest, RequestTicket
 from phalanx.sdk import PhalanxClient
+from phalanx.sdk.cost import CostCalls
 from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.transport import Transport
-from phalanx.server.routers import jobs, platform, resources, studies, telemetry, tokens
+from phalanx.server.routers import cost, jobs, platform, resources, studies, telemetry, tokens
 
 pytestmark = pytest.mark.unit
 TICKET = RequestTicket(attempt=1, generation=0, request=2)
@@ -88,6 +89,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "studies.report": lambda c: c.studies.report(1, 0, TrialReportRequest(unit=1, value=0.5)),
     "studies.tell": lambda c: c.studies.tell(1, 0, TellRequest(value=0.5)),
     "studies.add_trial": lambda c: c.studies.add_trial(1, {"lr": 0.1}),
+    "costs.report": lambda c: c.costs.report("user", job=1, pool="a", limit=3),
 }
 
 
@@ -95,7 +97,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
 def routes() -> dict[tuple[str, str], set[str]]:
     """Method and path pattern of every route, with the names of its query parameters."""
     app = FastAPI()
-    for module in (jobs, telemetry, resources, platform, tokens, studies):
+    for module in (jobs, telemetry, resources, platform, tokens, studies, cost):
         app.include_router(module.router)
     found = {}
     for path, methods in app.openapi()["paths"].items():
@@ -127,8 +129,9 @@ def request_of(name: str) -> httpx.Request:
 
 def test_the_table_names_every_method() -> None:
     methods = {name for name in dir(PhalanxClient) if not name.startswith("_")}
-    assert methods - set(CALLS) == {"close", "is_healthy", "studies"}
+    assert methods - set(CALLS) == {"close", "costs", "is_healthy", "studies"}
     calls = {f"studies.{name}" for name in set(dir(StudyCalls)) - set(dir(Transport))}
+    calls |= {f"costs.{name}" for name in set(dir(CostCalls)) - set(dir(Transport))}
     assert calls <= set(CALLS)
 
 

@@ -135,10 +135,21 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
         ("ran", output.lasted(view.started_at, view.ended_at)),
         ("restarts", _restarts(view)),
         ("lineage", None if lineage is None else _lineage(lineage)),
+        ("cost", _cost(view)),
         ("checkpoints", _checkpoints(view)),
         ("code", view.code and view.code[:12]),
         ("folder", view.directory),
     ]
+
+
+def _cost(view: JobView) -> str | None:
+    """The slot-hours of a job, what of them was wasted, and its money."""
+    one = view.cost
+    if one is None or not one.held:
+        return None
+    wasted = f", {one.wasted / one.held:.0%} of them wasted by interruptions" if one.wasted else ""
+    usd = "" if one.usd is None else f", {one.usd:.2f} USD"
+    return f"{output.number(one.held / 3600)} slot-hours{wasted}{usd}"
 
 
 def _restarts(view: JobView) -> str:

@@ -130,6 +130,16 @@ class NodeShare:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotOffer:
+    """Slots of one kind that a placement holds, as their nodes offered them when the gang was placed."""
+
+    num_slots: int
+    slot_type: str = ""  # model of their devices; empty: unknown
+    spot: bool = False  # the provider may reclaim their nodes
+    price: str = ""  # US dollars for a slot and an hour, a decimal number; empty: unknown
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Where a gang runs; the position in `shares` is the node rank."""
 

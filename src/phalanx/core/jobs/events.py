@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from phalanx.core.codec import earlier_names
 from phalanx.core.gang.failures import Failure
-from phalanx.core.gang.placement import Placement
+from phalanx.core.gang.placement import Placement, SlotOffer
 from phalanx.core.jobs.model import JobPolicy, NodeOutcome, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 
@@ -30,6 +30,7 @@ class AttemptPlaced:
     placement: Placement
     waited_s: float = 0.0  # in the queue before this placement
     waited_for: str = ""  # the last pending reason; empty: it started at the next pass
+    offers: tuple[SlotOffer, ...] = ()  # the kinds of its slots, with their prices at that time
 
 
 @dataclass(frozen=True, slots=True)

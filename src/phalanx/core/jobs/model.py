@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from phalanx.core.codec import earlier_names, written_once
 from phalanx.core.gang.failures import Failure, first_failure
-from phalanx.core.gang.placement import GangShape, Placement, RoleShape
+from phalanx.core.gang.placement import GangShape, Placement, RoleShape, SlotOffer
 from phalanx.core.gang.roles import WORKER, Part, part_at, parts_of
 from phalanx.core.jobs.budgets import RecoveryPolicy, RestartsUsed
 from phalanx.core.reasons import Reason, ReasonCode
@@ -96,6 +96,9 @@ class Attempt:
     placed_at: int | None = None  # None only if an earlier release placed it
     profile: RequestedProfile | None = None  # newest profile request of the generation
     leave_by: int | None = None  # when ranks that still run after the finish are killed
+    offers: tuple[
+        SlotOffer, ...
+    ] = ()  # the kinds of its slots, with their prices when it was placed
 
     def with_node(self, node_rank: int, **changes: object) -> Attempt:
         """The same attempt with one node's status changed."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, ShownAs
+from phalanx.schemas.api.cost import CostView
 from phalanx.schemas.spec.job import JobSpec
 
 JobKind = Literal["run", "submit"]
@@ -171,7 +172,7 @@ class CommunicationView(ResponseBody):
 
 
 class JobView(ResponseBody):
-    """A job. `ranks`, `nodes` and `lineage` are given for a single job, not in listings."""
+    """A job. `ranks`, `nodes`, `lineage` and `cost` are given for a single job, not in listings."""
 
     num: int
     label: str
@@ -205,6 +206,7 @@ class JobView(ResponseBody):
     ranks: list[RankView] = Field(default_factory=list)
     nodes: list[NodeRankView] = Field(default_factory=list)
     lineage: LineageView | None = None
+    cost: CostView | None = None  # up to now
     communication: CommunicationView | None = None  # of the live placement
     spec: dict[str, Any] | None = None
     code: str | None = None

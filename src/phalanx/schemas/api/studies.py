@@ -113,6 +113,18 @@ class TrialResultView(ResponseBody):
     checkpoint: str | None = None
 
 
+class TrialWasteView(ResponseBody):
+    """Slot-seconds that interruptions of a trial's jobs have cost: part of what its slots were held for.
+
+    `redone` are steps that were made again; the others are the time from the last step before a failure,
+    or a preemption, to the next step.
+    """
+
+    redone: float = 0.0
+    lost_to_failure: float = 0.0
+    lost_to_preemption: float = 0.0
+
+
 class TrialView(ResponseBody):
     """One trial. `value` is its objective so far, at the study's `at`; None without a finite value.
 
@@ -137,6 +149,7 @@ class TrialView(ResponseBody):
     results: list[TrialResultView] = Field(default_factory=list)
     slot_s: float = 0.0
     usd: float | None = None
+    waste: TrialWasteView | None = None  # None: an evaluator outside, or listings of studies
     submitted_at: At | None = None
     started_at: At | None = None
     ended_at: At | None = None
@@ -173,12 +186,17 @@ class FinalView(ResponseBody):
 class StudyCostView(ResponseBody):
     """The slot time of a study in hours, and its money.
 
-    `wasted_slot_hours` went into trials that failed, diverged or were rejected; `saved_slot_hours` is the
-    estimate of what stopping early has saved. `usd` is None where the pool has no prices.
+    `wasted_slot_hours` went into trials that failed, diverged or were rejected; `redone_slot_hours` and the
+    `lost` ones are what interruptions of any trial have cost. `saved_slot_hours` is the estimate of what
+    stopping early has saved; it and they are given for a single study, not in listings. `usd` is None where
+    the pool has no prices.
     """
 
     slot_hours: float = 0.0
     wasted_slot_hours: float = 0.0
+    redone_slot_hours: float | None = None
+    lost_to_failure_slot_hours: float | None = None
+    lost_to_preemption_slot_hours: float | None = None
     saved_slot_hours: float | None = None
     usd: float | None = None
     max_slot_hours: float | None = None  # of the budget

@@ -108,7 +108,7 @@ IfMatch = Annotated[
 @router.get("/{num}", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
 def get_job(here: Here, num: JobNum, response: Response) -> JobView:
     """One job with ranks, progress and lineage. Its `ETag` names the settings, not the progress."""
-    view = views.job_view(here.platform, num)
+    view = views.job_view(here.platform, num, here.clock.now())
     response.headers["ETag"] = f'"{view.etag}"'
     return view
 

@@ -111,7 +111,8 @@ def get_trials(
 ) -> TrialPage:
     """A study's trials, in number order. `after` is the `next` of the previous page."""
     statuses = tuple(one.value for one in status or ())
-    return views.list_trials(here.platform, num, after=after, limit=limit, statuses=statuses)
+    now = here.clock.now()
+    return views.list_trials(here.platform, num, now, after=after, limit=limit, statuses=statuses)
 
 
 @router.get("/{num}/events", openapi_extra=needs(Permission.JOBS_READ, Of.STUDY))

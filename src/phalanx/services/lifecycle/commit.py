@@ -16,6 +16,7 @@ from phalanx.core.jobs.model import HOLDING, Job, JobCommand, JobState
 from phalanx.errors import Bug, InvalidTransition, InvariantBroken, StoreError
 from phalanx.kit.units import to_rfc3339
 from phalanx.services.caches.study_cache import TOLD_TO_STUDIES
+from phalanx.services.ledger.settle import settle
 from phalanx.store import events as log
 from phalanx.store import jobs, outbox
 from phalanx.store.database import Tx
@@ -174,6 +175,7 @@ def _write(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
     jobs.save_many(tx, [(one.before, one.job, one.wake, len(one.entries)) for one in changed])
     log.append(tx, [entry for one in changed for entry in one.entries])
     outbox.add(tx, [(one.job.num, c) for one in changed for c in one.commands], now)
+    settle(tx, [(one.before, one.job) for one in changed], now)
     for one in changed:
         _touch(tx, one.job, one.wake)
         tx.touched.rows[one.job.num] = one.stored()

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from phalanx.core.cost.prices import offers_of
 from phalanx.core.gang.placement import Node, Placement, with_chosen_devices
 from phalanx.core.jobs.events import AttemptPlaced, JobEvent, StopRequested
 from phalanx.core.jobs.model import JobState, StopGoal
@@ -88,6 +89,7 @@ class _Work:
     taken: set[tuple[str, int]]  # (node, slot) in use
     slots: Mapping[str, int]  # number of slots by node
     devices: Mapping[str, tuple[str, ...]]  # device behind each slot, of nodes with devices
+    nodes: Mapping[str, Node]  # by name; empty where nothing starts
     ttl_us: int  # lifetime of a reservation
     said: Callable[[int], Reason | None]  # pending reason of a job as last written
     started: list[int] = field(default_factory=list)  # jobs placed
@@ -113,6 +115,7 @@ def apply(platform: Platform, decided: Plan, view: SchedulerView, now: int) -> S
             taken={slot for one in holding for slot in _held_slots(one)},
             slots={node.id: node.num_slots for node in view.nodes},
             devices={node.id: node.devices for node in view.nodes if node.devices},
+            nodes={node.id: node for node in view.nodes} if decided.starts else {},
             ttl_us=round(view.snapshot.config.reservation_ttl_s * _US),
             said=platform.scheduler_cache.reasons.said,
         )
@@ -183,6 +186,7 @@ def _placed(stored: StoredJob, placement: Placement, here: _Work) -> AttemptPlac
         placement,
         waited_s=round(max(here.now - since, 0) / _US, 3),
         waited_for="" if reason is None else reason.message,
+        offers=offers_of(placement, here.nodes),
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from phalanx.core.cost.ledger import WASTED
+from phalanx.core.cost.totals import Totals, added
 from phalanx.core.search.model import (
     STUDY_OVER,
     RungPolicy,
@@ -35,22 +37,25 @@ from phalanx.schemas.api.studies import (
     TrialOriginView,
     TrialPage,
     TrialView,
+    TrialWasteView,
 )
 from phalanx.search.importance import importance
+from phalanx.services.ledger.accounts import cost_of_trials
 from phalanx.services.platform import Platform
 from phalanx.store.database import Tx
 from phalanx.store.studies import log, rows
 from phalanx.store.studies.rows import StoredStudy, StudyFilter, TrialRow
 
 _PAGE = 1000
+_US = 1_000_000
 # Statuses of trials that may have ended before the last rung, with a result.
 _ENDED_EARLY = frozenset({TrialStatus.STOPPED, TrialStatus.COMPLETED})
 # Statuses of trials that ended without a result of use.
 _WASTED = ("failed", "diverged", "rejected")
 
 
-def trial_view(row: TrialRow) -> TrialView:
-    """One trial as it is listed."""
+def trial_view(row: TrialRow, spent: Mapping[int, Totals] | None = None) -> TrialView:
+    """One trial as it is listed; `spent` is what the trials of its study used, by number."""
     origin = row.origin
     return TrialView(
         study=row.study,
@@ -68,10 +73,21 @@ def trial_view(row: TrialRow) -> TrialView:
         checkpoint=row.checkpoint,
         slot_s=row.slot_s,
         usd=row.usd or None,
+        waste=None if spent is None or row.job is None else _waste(spent.get(row.trial, Totals())),
         submitted_at=at_of(row.submitted_at),
         started_at=at_or_none(row.started_at),
         ended_at=at_or_none(row.ended_at),
     )
+
+
+def _waste(spent: Totals) -> TrialWasteView:
+    return TrialWasteView(**{one.value: spent.slot_us.get(one, 0) / _US for one in WASTED})
+
+
+def _spent(platform: Platform, tx: Tx, num: int, now: int) -> dict[int, Totals]:
+    """What the jobs of a study's trials have used up to now, by trial."""
+    waiting, holding = platform.scheduler_cache.rows.jobs(tx)
+    return cost_of_trials(tx, num, [*waiting, *holding], now)
 
 
 def _study_view(tx: Tx, stored: StoredStudy) -> StudyView:
@@ -125,8 +141,12 @@ def _whole_view(platform: Platform, tx: Tx, num: int, now: int) -> tuple[StudyVi
     study = platform.studies.study(tx, stored)
     more: dict[str, Any] = {"spec": dict(stored.header.spec), "rungs": _rungs(study)}
     more["final"] = _final(study)
-    saved = {"saved_slot_hours": saved_slot_hours(study)}
-    more["cost"] = view.cost.model_copy(update=saved)
+    spent = added(_spent(platform, tx, num, now).values())
+    parts: dict[str, float | None] = {
+        f"{one.value}_slot_hours": spent.slot_us.get(one, 0) / _US / 3600 for one in WASTED
+    }
+    parts["saved_slot_hours"] = saved_slot_hours(study)
+    more["cost"] = view.cost.model_copy(update=parts)
     more["eta_at"] = at_or_none(expected_end(study, stored.progress.started_at, now))
     return view.model_copy(update=more), study
 
@@ -271,7 +291,7 @@ def list_studies(
 
 
 def list_trials(
-    platform: Platform, num: int, *, after: int, limit: int, statuses: tuple[str, ...]
+    platform: Platform, num: int, now: int, *, after: int, limit: int, statuses: tuple[str, ...]
 ) -> TrialPage:
     """One page of a study's trials, in number order. Raises NotFound."""
 
@@ -279,7 +299,8 @@ def list_trials(
         rows.load(tx, num)
         found = rows.trials_of(tx, num, after=after, limit=limit, statuses=statuses)
         more = found[-1].trial if len(found) == limit else None
-        return TrialPage(trials=[trial_view(one) for one in found], next=more)
+        spent = _spent(platform, tx, num, now)
+        return TrialPage(trials=[trial_view(one, spent) for one in found], next=more)
 
     return platform.store.view(work)
 

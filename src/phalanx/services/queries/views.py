@@ -17,6 +17,7 @@ from phalanx.core.training.resumption import AWAITING
 from phalanx.errors import ExecutorUnavailable, UserError
 from phalanx.kit.text import job_label
 from phalanx.schemas.api.body import at_of, at_or_none
+from phalanx.schemas.api.cost import CostView
 from phalanx.schemas.api.jobs import (
     CheckpointView,
     CommunicationView,
@@ -32,6 +33,7 @@ from phalanx.schemas.api.jobs import (
     RoleView,
 )
 from phalanx.services.changes.settings import settings_tag
+from phalanx.services.ledger.accounts import cost_of_job
 from phalanx.services.lifecycle.assignments import checkpoint_dir
 from phalanx.services.platform import Platform
 from phalanx.services.queries import presence
@@ -46,14 +48,18 @@ MISSING = "missing"
 """The state of a checkpoint that was committed, not removed by retention, and is not there."""
 
 
-def job_view(platform: Platform, num: int) -> JobView:
-    """Read one job with all details. Raises NotFound."""
+def job_view(platform: Platform, num: int, now: int | None = None) -> JobView:
+    """Read one job with all details, and with what it has cost up to `now`. Raises NotFound."""
 
     def work(tx: Tx) -> tuple[JobView, StoredJob, list[lineage.CheckpointRow]]:
         stored = jobs.load(tx, num)
         local = presence.on_this_machine(tx, num, stored.job.attempts)
         rows = lineage.valid_checkpoints_of(tx, num) if local else []
-        return _detailed(platform, tx, num), stored, rows
+        found = _detailed(platform, tx, num)
+        if now is not None:
+            cost = CostView.from_core(cost_of_job(tx, stored, now))
+            found = found.model_copy(update={"cost": cost})
+        return found, stored, rows
 
     view, stored, rows = platform.store.view(work)
     view = view.model_copy(update={"communication": communication_of(platform, stored.job)})

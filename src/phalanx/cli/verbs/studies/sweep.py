@@ -255,9 +255,16 @@ _TRIAL_COLUMNS: dict[str, Callable[[Any], Any]] = {
     "UNIT": lambda one: one.unit,
     "JOB": lambda one: None if one.job is None else f"j-{one.job}",
     "SLOT-S": lambda one: f"{one.slot_s:.0f}",
+    "WASTE-S": lambda one: _waste(one),
     "PARAMS": lambda one: params_text(dict(one.params)),
     "REASON": lambda one: None if one.status in _PLAIN else one.reason,
 }
+
+
+def _waste(one: TrialView) -> str | None:
+    """Slot-seconds that interruptions of a trial have cost; None for none."""
+    lost = 0.0 if one.waste is None else sum(one.waste.model_dump().values())
+    return f"{lost:.0f}" if lost else None
 
 
 @sweep_app.command("ls")
@@ -351,9 +358,16 @@ def _cost(view: StudyView) -> list[tuple[str, str | None]]:
     cost = view.cost
     wasted = f", {number(cost.wasted_slot_hours)} of them in failed and diverged trials"
     saved = cost.saved_slot_hours
+    parts = [
+        ("redone", cost.redone_slot_hours),
+        ("lost to failures", cost.lost_to_failure_slot_hours),
+        ("lost to preemptions", cost.lost_to_preemption_slot_hours),
+    ]
+    interrupted = ", ".join(f"{number(hours)} {name}" for name, hours in parts if hours)
     usd = None if cost.usd is None else f"{cost.usd:.2f}"
     return [
         ("slot-hours", number(cost.slot_hours) + (wasted if cost.wasted_slot_hours else "")),
+        ("interrupted", interrupted or None),
         ("usd", usd),
         ("saved", None if saved is None else f"{number(saved)} slot-hours by stopping early"),
     ]
@@ -364,6 +378,47 @@ def _range(axis: AxisView) -> str:
         return ", ".join(str(one) for one in axis.values)
     scale = ", logarithmic" if axis.log else ""
     return f"{number(axis.low)} to {number(axis.high)}{scale}"
+
+
+_WASTE_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "TRIAL": lambda one: one.label,
+    "STATUS": lambda one: one.status,
+    "SLOT-S": lambda one: f"{one.slot_s:.0f}",
+    "REDONE": lambda one: _part(one, "redone"),
+    "FAILURES": lambda one: _part(one, "lost_to_failure"),
+    "PREEMPTIONS": lambda one: _part(one, "lost_to_preemption"),
+    "USD": lambda one: None if one.usd is None else f"{one.usd:.2f}",
+}
+
+
+def _part(one: TrialView, name: str) -> str | None:
+    lost = 0.0 if one.waste is None else getattr(one.waste, name)
+    return f"{lost:.0f}" if lost else None
+
+
+@sweep_app.command("cost")
+def cost(ctx: typer.Context, study: StudyName, json: AsJson = False) -> None:
+    """Show what each trial used, and what failures, repeated steps and preemptions have cost it."""
+    num = study_number(study)
+    with connected(ctx) as client:
+        view = client.studies.get(num)
+        found = list(client.studies.all_trials(num))
+    if json:
+        output.as_json({"cost": view.cost.model_dump(mode="json"), "trials": _plain(found)})
+        return
+    output.table(
+        list(_WASTE_COLUMNS),
+        ([cell(one) for cell in _WASTE_COLUMNS.values()] for one in found),
+        "no trials yet",
+    )
+    for name, value in _cost(view):
+        if value:
+            note(f"{name:<11}  {value}")
+
+
+def _plain(found: list[TrialView]) -> list[dict[str, Any]]:
+    names = {"number", "label", "status", "job", "slot_s", "usd", "waste"}
+    return [one.model_dump(mode="json", include=names) for one in found]
 
 
 # -- changes ---------------------------------------------------------------------------------------

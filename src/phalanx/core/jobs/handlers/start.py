@@ -34,7 +34,7 @@ def attempt_placed(job: Job, event: e.AttemptPlaced, now: int) -> Decision:
         waited_s=job.waited_s + max(waited_s, 0.0),
         reason=Reason(ReasonCode.PLACED, f"on {where}"),
         attempts=event.attempt,
-        attempt=Attempt(event.attempt, event.placement, nodes, placed_at=now),
+        attempt=Attempt(event.attempt, event.placement, nodes, placed_at=now, offers=event.offers),
         goal=None,
         not_before=None,
     )

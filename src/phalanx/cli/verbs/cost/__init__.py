@@ -1,0 +1,1 @@
+"""Verbs about cost: reports of slot time and money."""

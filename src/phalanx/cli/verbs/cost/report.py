@@ -1,0 +1,180 @@
+"""`phalanx cost`: slot time and money by group, or of one job."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.client.session import connected, job_number
+from phalanx.cli.terminal import output
+from phalanx.cli.terminal.options import AsJson, duration
+from phalanx.errors import UserError
+from phalanx.kit.clock import SystemClock
+from phalanx.kit.text import parse_study_label
+
+if TYPE_CHECKING:
+    from phalanx.schemas.api.cost import CostReport, CostView
+
+# Accounts with the letter of each in the bar.
+_BAR = {
+    "productive": "█",
+    "saving": "▓",
+    "starting": "░",
+    "redone": "r",
+    "lost_to_failure": "f",
+    "lost_to_preemption": "p",
+    "idle": "·",
+}
+_BAR_WIDTH = 24
+_HOUR = 3600.0
+
+
+def cost(  # noqa: PLR0913
+    ctx: typer.Context,
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB]", help="One job, such as j-12; default: a report."),
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by", help="project, user, job, study, pool, day, week, month or label:NAME."
+        ),
+    ] = "project",
+    since: Annotated[
+        str | None,
+        typer.Option("--since", help="A day such as 2026-01-31, or a time ago such as 7d."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", help="The last day, written as --since.")
+    ] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Only this project.")] = None,
+    user: Annotated[str | None, typer.Option("--user", help="Only jobs of this user.")] = None,
+    pool: Annotated[str | None, typer.Option("--pool", help="Only slots of this pool.")] = None,
+    study: Annotated[
+        str | None, typer.Option("--study", help="Only this study, such as s-3.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Groups at most.")] = 100,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Show what jobs used and cost: slot-hours by account, and US dollars where slots have a price."""
+    num = None if job is None else job_number(job)
+    with connected(ctx) as client:
+        found = client.costs.report(
+            "day" if num is not None else by,
+            since=moment("--since", since),
+            until=moment("--until", until),
+            project=project,
+            user=user,
+            pool=pool,
+            study=None if study is None else _study(study),
+            job=num,
+            limit=limit,
+        )
+    if json:
+        output.as_json(found)
+    elif as_csv:
+        write_csv(found)
+    elif num is not None:
+        output.facts(cost_facts(found.total))
+    else:
+        show_report(found)
+
+
+def moment(option: str, text: str | None) -> datetime | None:
+    """A day, or a time ago; None where the option was not given. Raises UserError."""
+    if text is None:
+        return None
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        ago_s = duration(option, text)
+        now = datetime.fromtimestamp(SystemClock().now() / 1e6, UTC)
+        return now - timedelta(seconds=ago_s or 0)
+
+
+def _study(text: str) -> int:
+    num = parse_study_label(text)
+    if num is None:
+        raise UserError(f"{text!r} is not a study", "give its number, such as s-3")
+    return num
+
+
+def cost_facts(one: CostView) -> list[tuple[str, Any]]:
+    """The lines of one cost: slot-hours by account, and money."""
+    accounts = one.accounts.model_dump()
+    lines = [
+        (name.replace("_", " "), f"{_hours(accounts[name])}{_share(accounts[name], one.held)}")
+        for name in _BAR
+        if accounts[name]
+    ]
+    return [
+        ("slot-hours", _hours(one.held)),
+        *lines,
+        ("queued", _hours(one.accounts.queued) if one.accounts.queued else None),
+        ("usd", money(one)),
+    ]
+
+
+def money(one: CostView) -> str | None:
+    """The money of a cost with two digits; None where no slot had a price."""
+    return None if one.usd is None else f"{one.usd:.2f}"
+
+
+def _hours(slot_s: float) -> str:
+    return f"{slot_s / _HOUR:.3f}" if slot_s < _HOUR else f"{slot_s / _HOUR:.1f}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f" ({part / whole:.0%})" if whole else ""
+
+
+def bar(one: CostView) -> str:
+    """The accounts of held slots as a bar; each character is a share of them."""
+    accounts = one.accounts.model_dump()
+    if not one.held:
+        return ""
+    ends, done = [], 0.0
+    for name in _BAR:
+        done += accounts[name]
+        ends.append(round(done / one.held * _BAR_WIDTH))
+    widths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    return "".join(mark * width for mark, width in zip(_BAR.values(), widths, strict=True))
+
+
+def show_report(found: CostReport) -> None:
+    """Print a report as a table with a bar for each group."""
+    heads = [found.by.upper(), "SLOT-HOURS", "WASTED", "IDLE", "QUEUED", "USD", "USE"]
+    groups = [(one.key or "-", one.cost) for one in found.groups]
+    if len(groups) > 1:
+        groups.append(("total", found.total))
+    rows = ([key, *_cells(one)] for key, one in groups)
+    output.table(heads, rows, "no job has used slots in that time")
+    if sys.stdout.isatty() and groups:
+        marks = ", ".join(f"{mark} {name.replace('_', ' ')}" for name, mark in _BAR.items())
+        output.note(f"use: {marks}")
+
+
+def _cells(one: CostView) -> list[Any]:
+    used = one.accounts
+    return [
+        *(_hours(one.held), _hours(one.wasted), _hours(used.idle), _hours(used.queued)),
+        *(money(one), bar(one)),
+    ]
+
+
+def write_csv(found: CostReport) -> None:
+    """Print a report as CSV, with slot-seconds by account."""
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    names: Sequence[str] = list(type(found.total.accounts).model_fields)
+    out.writerow([found.by, "held_slot_s", *(f"{name}_slot_s" for name in names), "usd"])
+    for one in found.groups:
+        values = one.cost.accounts.model_dump()
+        usd = "" if one.cost.usd is None else str(one.cost.usd)
+        out.writerow([one.key, one.cost.held, *(values[name] for name in names), usd])

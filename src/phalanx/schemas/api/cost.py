@@ -1,0 +1,75 @@
+"""Bodies about cost: slot time by account, money, and reports by project, user, job and other groups."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Literal, Self, get_args
+
+from pydantic import Field
+
+from phalanx.core.cost.ledger import Account
+from phalanx.core.cost.totals import Totals
+from phalanx.schemas.api.body import At, ResponseBody
+
+CostGroup = Literal["project", "user", "job", "study", "pool", "day", "week", "month"]
+"""What a report adds up by; a label is given as `label:NAME`."""
+GROUPS: tuple[str, ...] = get_args(CostGroup)
+_US = 1_000_000
+
+
+class AccountsView(ResponseBody):
+    """Slot-seconds by account. All but `queued` are time in which slots were held."""
+
+    queued: float = 0.0
+    starting: float = 0.0
+    productive: float = 0.0
+    saving: float = 0.0
+    redone: float = 0.0
+    lost_to_failure: float = 0.0
+    lost_to_preemption: float = 0.0
+    idle: float = 0.0
+
+
+class CostView(ResponseBody):
+    """Slot-seconds and money. `held` is the sum of all accounts but `queued`.
+
+    `wasted` is what interruptions have cost: steps made again, and time lost to failures and preemptions.
+    `usd` is null where no slot had a price.
+    """
+
+    accounts: AccountsView = Field(default_factory=AccountsView)
+    held: float = 0.0
+    wasted: float = 0.0
+    usd: Decimal | None = None
+
+    @classmethod
+    def from_core(cls, totals: Totals) -> Self:
+        """The view of sums of the ledger."""
+        accounts = {one.value: totals.slot_us.get(one, 0) / _US for one in Account}
+        return cls(
+            accounts=AccountsView(**accounts),
+            held=totals.held_us / _US,
+            wasted=totals.wasted_us / _US,
+            usd=totals.usd if totals.nano_usd else None,
+        )
+
+
+class CostGroupView(ResponseBody):
+    """One group of a report. `key` is empty for what belongs to none: a wait, for example, to no pool."""
+
+    key: str
+    cost: CostView
+
+
+class CostReport(ResponseBody):
+    """What jobs used in whole days (UTC), by group; live jobs are included up to now.
+
+    `groups` are in the order of time for days, weeks and months, else the largest first. Those beyond the
+    limit are in `total` only.
+    """
+
+    by: str
+    since: At | None = None
+    until: At | None = None
+    groups: list[CostGroupView]
+    total: CostView

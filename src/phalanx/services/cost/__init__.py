@@ -1,0 +1,1 @@
+"""Reports of what jobs cost. The ledger itself is `services.ledger`."""

@@ -1,0 +1,76 @@
+"""Sums of the ledger with what live jobs have used since their last rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from phalanx.core.cost.ledger import DAY_US
+from phalanx.core.cost.totals import Totals, added
+from phalanx.services.ledger.settle import live_rows
+from phalanx.store.cost import rows
+from phalanx.store.cost.rows import CostFilter, CostRow
+from phalanx.store.database import Tx
+from phalanx.store.jobs import StoredJob
+
+
+def cost_of_job(tx: Tx, stored: StoredJob, now: int) -> Totals:
+    """What a job has used up to now."""
+    live = live_rows(tx, [stored], now).get(stored.job.num, [])
+    return added(map(totals_of, [*rows.of_job(tx, stored.job.num), *live]))
+
+
+def cost_of_trials(tx: Tx, study: int, live: Iterable[StoredJob], now: int) -> dict[int, Totals]:
+    """What the jobs of each trial of a study have used; `live` are jobs that wait or hold slots."""
+    found = rows.sums(tx, "trial", CostFilter(study=study))
+    parts = {int(key): [one] for key, one in found.items()}
+    ours = [one for one in live if one.facts.study == study]
+    for fresh in live_rows(tx, ours, now).values():
+        for one in fresh:
+            parts.setdefault(one.owner.trial or 0, []).append(totals_of(one))
+    return {trial: added(some) for trial, some in parts.items()}
+
+
+def grouped(
+    tx: Tx, by: str, wanted: CostFilter, live: Sequence[StoredJob], now: int
+) -> dict[str, Totals]:
+    """Totals by the text of a group: see `rows.sums` for what `by` may be, or `week` or `month`."""
+    folded = by in _FOLDED
+    found = rows.sums(tx, "day" if folded else by, wanted)
+    parts: dict[str, list[Totals]] = {}
+    name = _FOLDED.get(by, str)
+    for key, one in found.items():
+        parts.setdefault(name(key), []).append(one)
+    labels = {one.job.num: one.facts.labels for one in live}
+    for some in live_rows(tx, live, now).values():
+        for row in some:
+            if wanted.takes(row):
+                key = name(rows.key_of(row, "day" if folded else by, labels[row.owner.job]))
+                parts.setdefault(key, []).append(totals_of(row))
+    return {key: added(some) for key, some in parts.items()}
+
+
+def totals_of(one: CostRow) -> Totals:
+    """One row as totals."""
+    return Totals(dict(one.row.amounts), one.nano_usd)
+
+
+def _date(key: str) -> datetime:
+    return datetime.fromtimestamp(int(key) * DAY_US // 1_000_000, UTC)
+
+
+def _day(key: str) -> str:
+    return _date(key).strftime("%Y-%m-%d")
+
+
+def _week(key: str) -> str:
+    """The Monday of a day's week."""
+    at = _date(key)
+    return (at - timedelta(days=at.weekday())).strftime("%Y-%m-%d")
+
+
+def _month(key: str) -> str:
+    return _date(key).strftime("%Y-%m")
+
+
+_FOLDED: Mapping[str, Callable[[str], str]] = {"day": _day, "week": _week, "month": _month}

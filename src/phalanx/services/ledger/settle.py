@@ -1,0 +1,158 @@
+"""Write the rows of the ledger as waits and attempts end, and compute those of what has not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from phalanx.core.cost.ledger import (
+    AccountRow,
+    AttemptHistory,
+    GenerationTimes,
+    Interruption,
+    Save,
+    queue_rows,
+    rows_of,
+    slices_of,
+)
+from phalanx.core.cost.prices import held_nano_usd
+from phalanx.core.jobs.model import Attempt, Job, JobState, StopGoal
+from phalanx.core.reasons import ReasonCode
+from phalanx.store.cost import rows
+from phalanx.store.cost.rows import CostOwner, CostRow
+from phalanx.store.database import Tx
+from phalanx.store.jobs import JobFacts, StoredJob
+
+_US = 1_000_000
+_MADE_ROOM = frozenset(
+    {ReasonCode.PREEMPTED, ReasonCode.RESIZED, ReasonCode.MOVED, ReasonCode.NODE_DRAINED}
+)
+
+
+def settle(tx: Tx, changed: Sequence[tuple[StoredJob, Job]], now: int) -> None:
+    """Write the rows of waits and attempts that ended as these jobs changed, each (before, after)."""
+    found: list[CostRow] = []
+    over = [before for before, job in changed if before.job.attempt and job.attempt is None]
+    for before, job in changed:
+        if before.job.state is JobState.QUEUED and job.state is not JobState.QUEUED:
+            found += waiting_rows(before, now)
+    found += [row for one in attempt_rows(tx, over, now, ended=True).values() for row in one]
+    rows.add_many(tx, found)
+
+
+def live_rows(tx: Tx, live: Sequence[StoredJob], now: int) -> dict[int, list[CostRow]]:
+    """What jobs that wait or hold slots have used since their last rows, by job."""
+    found = {
+        one.job.num: waiting_rows(one, now) for one in live if one.job.state is JobState.QUEUED
+    }
+    holding = [one for one in live if one.job.attempt is not None]
+    return found | attempt_rows(tx, holding, now, ended=False)
+
+
+def waiting_rows(stored: StoredJob, now: int) -> list[CostRow]:
+    """The rows of the wait of a queued job."""
+    job = stored.job
+    since = job.submitted_at if job.queued_at is None else job.queued_at
+    waited = queue_rows(since, now, job.policy.num_slots)
+    owner = _owner(job.num, stored.facts)
+    return [CostRow(owner, job.attempts + 1, "", None, one, 0) for one in waited]
+
+
+def attempt_rows(
+    tx: Tx, held: Sequence[StoredJob], now: int, *, ended: bool
+) -> dict[int, list[CostRow]]:
+    """The rows of the live attempts of some jobs up to `now`, by job; `ended`: they end now."""
+    nums = [one.job.num for one in held]
+    if not nums:
+        return {}
+    times = rows.generations_of(tx, nums)
+    again = [one.job.num for one in held if one.job.attempts > 1]
+    ends = rows.last_ends(tx, again) if again else {}
+    found: dict[int, list[CostRow]] = {}
+    for stored in held:
+        job, attempt = stored.job, stored.job.attempt
+        if attempt is None or attempt.placed_at is None:
+            continue
+        known = times.get(job.num, [])
+        history = _history(tx, stored, known, ends.get(job.num), now if ended else None)
+        parts = rows_of(slices_of(history, now), attempt.num_slots)
+        found[job.num] = [_row(stored, attempt, history.ended_by, one) for one in parts]
+    return found
+
+
+def _row(
+    stored: StoredJob, attempt: Attempt, ended_by: Interruption | None, one: AccountRow
+) -> CostRow:
+    owner, pool = _owner(stored.job.num, stored.facts), attempt.placement.pool
+    price = held_nano_usd(attempt.offers, one.to_at - one.from_at)
+    return CostRow(owner, attempt.num, pool, ended_by, one, price)
+
+
+def _owner(num: int, facts: JobFacts) -> CostOwner:
+    return CostOwner(num, facts.project, facts.owner, facts.study, facts.trial)
+
+
+def _history(
+    tx: Tx,
+    stored: StoredJob,
+    known: Sequence[Mapping[Any, Any]],
+    before: tuple[int, str | None] | None,
+    ended_at: int | None,
+) -> AttemptHistory:
+    job, attempt = stored.job, stored.job.attempt
+    assert attempt is not None and attempt.placed_at is not None
+    ours = [row for row in known if row["attempt"] == attempt.num]
+    first = job.progress.beginning
+    earlier = [
+        row["last_step"]
+        for row in known
+        if first < row["attempt"] < attempt.num and row["last_step"] is not None
+    ]
+    after = before[1] if before is not None and before[0] == attempt.num - 1 else None
+    return AttemptHistory(
+        placed_at=attempt.placed_at,
+        ended_at=ended_at,
+        after=None if after is None else Interruption(after),
+        ended_by=_ended_by(job, attempt),
+        high_step=max(earlier, default=None),
+        generations=tuple(_times(row) for row in ours),
+        saves=tuple(_saves(tx, stored, attempt, ours)),
+    )
+
+
+def _times(row: Mapping[Any, Any]) -> GenerationTimes:
+    return GenerationTimes(
+        number=row["generation"],
+        up_at=row["up_at"],
+        first_step_at=row["first_step_at"],
+        last_step_at=row["last_step_at"],
+        first_step=row["first_step"],
+        last_step=row["last_step"],
+        ended_at=row["ended_at"],
+        failed=row["failed_at"] is not None,
+    )
+
+
+def _saves(
+    tx: Tx, stored: StoredJob, attempt: Attempt, ours: Sequence[Mapping[Any, Any]]
+) -> list[Save]:
+    """The checkpoints of an attempt. Training does not wait for those that are saved in the background."""
+    if not ours:
+        return []
+    saving = stored.facts.spec.get("checkpoint") or {}
+    background = bool(saving.get("async", True))
+    return [
+        Save(number, at, 0 if background else round((took_s or 0.0) * _US))
+        for number, at, took_s in rows.saves_of(tx, stored.job.num, attempt.num)
+    ]
+
+
+def _ended_by(job: Job, attempt: Attempt) -> Interruption | None:
+    """What ends an attempt that is not complete; None: its owner, or nothing."""
+    if attempt.finished:
+        return None
+    if job.goal is StopGoal.REQUEUE and job.reason.code in _MADE_ROOM:
+        return Interruption.PREEMPTION
+    if job.reason.code is ReasonCode.MAX_DURATION:
+        return None
+    return Interruption.FAILURE if attempt.failures else None

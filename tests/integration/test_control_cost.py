@@ -1,0 +1,130 @@
+"""The cost ledger of real job lives: it adds up to the time that slots were held, whatever happened."""
+
+from __future__ import annotations
+
+import pytest
+
+from integration.rig import Rig
+from phalanx.core.cost.ledger import Account
+from phalanx.errors import UserError
+from phalanx.services.ledger.settle import live_rows
+from phalanx.store import jobs
+from phalanx.store.cost import rows
+
+pytestmark = pytest.mark.integration
+
+
+def ledger(rig: Rig, num: int) -> list[rows.CostRow]:
+    now = rig.clock.now()
+
+    def work(tx):
+        live = live_rows(tx, [jobs.load(tx, num)], now)
+        return [*rows.of_job(tx, num), *live.get(num, [])]
+
+    return rig.store.view(work)
+
+
+def spent(rig: Rig, num: int) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one in ledger(rig, num):
+        for account, amount in one.row.amounts:
+            found[account.value] = found.get(account.value, 0) + amount / 1e6
+    return found
+
+
+def launch(rig: Rig, num: int, attempt: int = 1):
+    rig.turn(4)
+    supervisor = rig.supervisor(num, attempt=attempt)
+    supervisor.ready()
+    rig.clock.advance(1)
+    supervisor.started()
+    return supervisor
+
+
+def interrupted_job(rig: Rig) -> tuple[int, int]:
+    """A job that a failure and then an urgent job have interrupted, and that urgent job."""
+    num = rig.submit(priority=10)
+    supervisor = launch(rig, num)
+    for step in range(1, 12):
+        rig.clock.advance(10)
+        supervisor.step(0, step)
+    rig.clock.advance(3)
+    supervisor.failed()
+    supervisor.ended(0, "failed", step=11)
+    rig.clock.advance(2)
+    supervisor.started(1)
+    for step in range(8, 16):
+        rig.clock.advance(10)
+        supervisor.step(1, step)
+    urgent = rig.submit(priority=90)
+    rig.turn(1)
+    assert rig.job(num).state == "stopping"
+    rig.clock.advance(6)
+    supervisor.ended(1, "stopped", step=15)
+    supervisor.leave()
+    rig.turn(1)
+    return num, urgent
+
+
+def held_us(rig: Rig, num: int) -> int:
+    return round(rig.store.view(lambda tx: jobs.load(tx, num)).job.attained_slot_s * 1e6)
+
+
+def test_failures_and_preemptions_add_up_to_the_time_that_slots_were_held(rig: Rig) -> None:
+    num, urgent = interrupted_job(rig)
+    other = launch(rig, urgent)
+    found = spent(rig, num)
+    queued = found.pop("queued")
+    assert round(sum(found.values()) * 1e6) == held_us(rig, num)
+    # 3 slots: steps 8 to 11 were made twice, and the failure cost 3 s, 2 s and the first step again.
+    assert (found["redone"], found["lost_to_failure"]) == (90, 45)
+    assert found["productive"] == 3 * (100 + 40)
+    assert found["lost_to_preemption"] == 3 * 8
+    assert queued == pytest.approx(3 * (4 + 5))
+    other.ended(0, "succeeded", step=1)
+    other.leave()
+    rig.turn()
+    last = launch(rig, num, attempt=2)
+    for step in (14, 15):
+        rig.clock.advance(10)
+        last.step(0, step)
+    view = rig.job(num).cost
+    assert view is not None and view.held > held_us(rig, num) / 1e6
+    last.ended(0, "succeeded", step=15)
+    last.leave()
+    rig.turn(1)
+    everything = ledger(rig, num)
+    exact = sum(one.row.total for one in everything if one.row.generation is not None)
+    assert exact == held_us(rig, num)
+    assert {one.attempt for one in everything} == {1, 2}
+    assert dict(everything[-1].row.amounts)[Account.REDONE] == 30_000_000
+
+
+def test_reports_by_group_add_up_to_the_same_total(rig: Rig) -> None:
+    num, urgent = interrupted_job(rig)
+    costs = rig.client.costs
+    by_job = costs.report("job")
+    assert [one.key for one in by_job.groups] == [str(num), str(urgent)]
+    ours, view = by_job.groups[0].cost, rig.job(num).cost
+    assert ours == view and ours.wasted == 90 + 45 + 24
+    for by in ("project", "user", "study", "pool", "day", "week", "month", "label:team"):
+        found = costs.report(by)
+        assert found.total == by_job.total, by
+        assert sum(one.cost.held for one in found.groups) == pytest.approx(found.total.held), by
+    assert costs.report("day").groups[0].key == rig.job(num).submitted_at.strftime("%Y-%m-%d")
+    assert costs.report("job", job=urgent).total == by_job.groups[1].cost
+    assert costs.report("job", since=rig.job(num).submitted_at, user="ada").total == by_job.total
+    assert costs.report("job", user="eve").groups == []
+    with pytest.raises(UserError, match="no group 'color'"):
+        costs.report("color")
+
+
+def test_a_cancelled_wait_is_in_the_ledger(rig: Rig) -> None:
+    rig.submit()
+    rig.turn()
+    num = rig.submit()
+    rig.turn(5)
+    rig.client.stop(num)
+    assert spent(rig, num) == {"queued": 15}
+    rig.turn(100)
+    assert spent(rig, num) == {"queued": 15}
