@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -10,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.errors import Conflict, NotSupported, ServerError, StoreUnavailable, UserError
+from phalanx.errors import NotSupported, ServerError, StoreUnavailable, UserError
 from phalanx.schemas.home import HomeLayout
 from phalanx.server.settings import DatabaseSettings
 from phalanx.standalone.control_plane import refuse_password
 from phalanx.standalone.home import prepare_home, remember_database
 from phalanx.store import open_store
-from phalanx.store.engines import postgresql
 from phalanx.store.engines.postgresql import unreachable, without_password
 from support.databases import PostgresServer
 
@@ -87,22 +85,6 @@ def test_the_server_itself_is_checked(postgres: PostgresServer) -> None:
     with pytest.raises(StoreUnavailable, match="does not exist") as caught:
         open_store(postgres.url("nothing_here"))
     assert "createdb" in caught.value.hint
-
-
-@pytest.mark.extras
-def test_a_second_control_plane_is_refused_until_the_first_has_ended(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(postgresql, "LOCK_TIMEOUT_S", 0.05)
-    url = postgres.create("shared", empty=False)
-    first, second = open_store(url), open_store(url)
-    with contextlib.closing(second):
-        with contextlib.closing(first):
-            first.reserve()
-            with pytest.raises(Conflict, match="another control plane uses the database"):
-                second.reserve()
-            assert second.view(lambda tx: tx.read_only)
-        second.reserve()
 
 
 @pytest.mark.extras

@@ -57,7 +57,8 @@ class PostgresServer:
         if not empty:
             engine = database.engine_at(self.url(name))
             with engine.begin() as conn:
-                conn.execute(facts.update().values(value=random_hex(32)))
+                own = facts.c.name == migrate.DATABASE_ID
+                conn.execute(facts.update().where(own).values(value=random_hex(32)))
             engine.dispose()
         return self.url(name)
 

@@ -26,7 +26,7 @@ class HomeLayout:
 
     @property
     def lock_file(self) -> Path:
-        """Locked by the one control plane of this home for as long as it lives."""
+        """Locked by the control plane of this home for as long as it lives; replicas share it."""
         return self.root / "lock"
 
     @property
@@ -38,6 +38,10 @@ class HomeLayout:
     def socket_file(self) -> Path:
         """The Unix socket of the control plane, mode 0600, for clients and supervisors of this user."""
         return self.root / "server.sock"
+
+    def replica_socket(self, machine: str, pid: int) -> Path:
+        """The Unix socket of one of the replicas of this home; those of one machine begin alike."""
+        return self.root / f"server-{machine[:8]}-{pid}.sock"
 
     @property
     def token_file(self) -> Path:

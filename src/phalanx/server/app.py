@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -42,8 +43,9 @@ from phalanx.search import SamplerWorker
 from phalanx.server.connections import ConnectionLimits, Connections, quiet_loop
 from phalanx.server.context import AdminToken, Context, Presence
 from phalanx.server.gate import Gate, error_response
-from phalanx.server.loops.runner import run_loop, until_idle
-from phalanx.server.loops.steps import all_loops
+from phalanx.server.leadership import Leadership, this_replica
+from phalanx.server.loops.leading import follow_clusters, lead, live
+from phalanx.server.loops.runner import until_idle
 from phalanx.server.notifier import Notifier
 from phalanx.server.observe.exposition import Exposition
 from phalanx.server.observe.readiness import Readiness
@@ -60,6 +62,7 @@ from phalanx.services.platform import Clusters, NoClusters, Platform
 from phalanx.services.resources.pools import apply_pools
 from phalanx.services.timekeeping import open_clock
 from phalanx.store import Store, open_store, outbox
+from phalanx.store.leadership.replicas import ReplicaRow
 
 _LOG = logging.getLogger(__name__)
 _GRACE_S = 3
@@ -105,6 +108,7 @@ def build_context(  # noqa: PLR0913
     clusters: Clusters | None = None,
     signing_key: bytes | None = None,
     sampler: SamplerWorker | None = None,
+    replica: ReplicaRow | None = None,
 ) -> Context:
     """A wired control plane that does not run yet; tests drive its steps one by one."""
     context = Context(
@@ -127,6 +131,7 @@ def build_context(  # noqa: PLR0913
         admin=AdminToken(token),
         presence=Presence(clock.monotonic()),
         started_at=clock.now(),
+        leadership=Leadership(store, clock, replica),
     )
     store.on_commit(context.notifier.touched)
     return context
@@ -229,6 +234,8 @@ async def serve(  # noqa: PLR0913
     clusters: Clusters | None = None,
     pool_files: Sequence[Mapping[str, Any]] = (),
     signing_key: bytes | None = None,
+    num_local_slots: int = 0,
+    on_live: Callable[[Sequence[ReplicaRow]], None] = lambda replicas: None,
 ) -> StopCause:
     """Run a control plane on a bound socket until it is stopped or idle.
 
@@ -236,17 +243,21 @@ async def serve(  # noqa: PLR0913
     send `token`. `local_sock` is a Unix socket for those of this user, which the limits on connections of
     strangers do not concern. `on_ready` is called once requests are answered. `stop`, SIGTERM and SIGINT
     end it, and so does the setting `idle_exit_s`. `pool_files` are applied before anything else.
-    Raises StoreCorrupt, StoreUnavailable, NotSupported (SQLite on a network file system) or Conflict (a
-    PostgreSQL database that another control plane uses) before `on_ready`, and what `apply_pools` raises.
+
+    On PostgreSQL it joins the replicas of the database, with `num_local_slots` slots of this machine, and
+    `on_live` gets those that live, again and again.
+
+    Raises StoreCorrupt, StoreUnavailable, NotSupported (SQLite on a network file system) or Conflict
+    (replicas that it could not replace) before `on_ready`, and what `apply_pools` raises.
     """
     settings = settings or read_settings()
     store = open_store(settings.database.resolved() or home.database_file)
     sampler = SamplerWorker()
     try:
-        store.reserve()
-        # There is no other control plane: leases of an earlier process are free.
-        store.transact(outbox.free_all)
-        continue_numbers(store, home)
+        key, clock = signing_key or derived_key(token), open_clock(store, clock or SystemClock())
+        replica = None
+        if store.dialect == "postgresql":
+            replica = this_replica(url, key, num_local_slots, clock.now())
         context = build_context(
             store=store,
             home=home,
@@ -254,18 +265,31 @@ async def serve(  # noqa: PLR0913
             url=url,
             token=token,
             settings=settings,
-            clock=open_clock(store, clock or SystemClock()),
+            clock=clock,
             clusters=clusters,
-            signing_key=signing_key,
+            signing_key=key,
             sampler=sampler,
+            replica=replica,
         )
+        context.leadership.join()
+        if replica is None:
+            # There is no other control plane: leases of an earlier process are free.
+            store.transact(outbox.free_all)
+        continue_numbers(store, home)
+        store.follow_others(partial(_missed, context))
         for file in pool_files:
             apply_pools(context.platform, file, context.clock.now(), "up")
         sockets = [sock] if local_sock is None else [sock, local_sock]
-        return await _run(context, sockets, on_ready, stop or asyncio.Event())
+        return await _run(context, sockets, on_ready, stop or asyncio.Event(), on_live)
     finally:
         store.close()
         sampler.close()  # last, so that no answer of a killed process is stored
+
+
+def _missed(context: Context) -> None:
+    """Look at everything again: changes of other replicas may have been missed."""
+    context.platform.studies.look_again()
+    context.notifier.publish_all()
 
 
 async def _run(
@@ -273,6 +297,7 @@ async def _run(
     sockets: list[socket.socket],
     on_ready: Callable[[], None],
     stop: asyncio.Event,
+    on_live: Callable[[Sequence[ReplicaRow]], None],
 ) -> StopCause:
     # Accepted connections inherit this; without it small answers wait 40 ms for an acknowledgement.
     sockets[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -293,17 +318,20 @@ async def _run(
     garbage.tune_for_long_lived_process()
     signalled = asyncio.Event()
     serving = asyncio.create_task(server.serve(sockets=sockets), name="http")
+    leading = asyncio.create_task(lead(context), name="leading")
     loops = [
-        asyncio.create_task(run_loop(context, loop), name=loop.name) for loop in all_loops(context)
+        asyncio.create_task(connections.watch(), name="connections"),
+        asyncio.create_task(live(context, on_live), name="replica"),
+        asyncio.create_task(follow_clusters(context), name="clusters"),
     ]
-    loops.append(asyncio.create_task(connections.watch(), name="connections"))
     with _signals(signalled), quiet_loop():
         cause = await _first_of(context, serving, signalled, stop)
     context.notifier.close()
     server.should_exit = True
     for task in loops:
         task.cancel()
-    await asyncio.gather(*loops, return_exceptions=True)
+    await asyncio.gather(*loops, leading, return_exceptions=True)
+    await asyncio.to_thread(context.leadership.leave)
     await serving
     return cause
 

@@ -15,11 +15,14 @@ from fastapi import Depends, Request
 
 from phalanx.core.tenancy.principals import Caller
 from phalanx.kit.clock import Clock
+from phalanx.server.leadership import Leadership
 from phalanx.server.notifier import Notifier, wait_for
 from phalanx.server.settings import Settings
 from phalanx.services.platform import Platform
 
 T = TypeVar("T")
+# Interval between looks while no changes of other replicas arrive.
+_DEAF_S = 1.0
 
 
 class Threads(Enum):
@@ -34,6 +37,7 @@ class Threads(Enum):
     WRITES = ("writes", 16)
     SUPERVISORS = ("supervisors", 16)
     LOOPS = ("loops", 12)
+    LEASE = ("lease", 3)
 
 
 @dataclass(slots=True)
@@ -64,6 +68,7 @@ class Context:
     admin: AdminToken  # the token of the home
     presence: Presence  # the last client and open requests
     started_at: int  # µs UTC
+    leadership: Leadership  # whether this process runs the loops
     #: time of the last completed step of each loop, on the monotonic clock
     beats: dict[str, float] = field(default_factory=dict)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set to end the process
@@ -87,7 +92,8 @@ class Context:
                 left_s = until - self.clock.monotonic()
                 if enough(found) or left_s <= 0 or self.notifier.closed:
                     return found
-                await wait_for(woken, left_s)
+                hears = self.platform.store.hears_others
+                await wait_for(woken, left_s if hears else min(left_s, _DEAF_S))
 
 
 def _context(request: Request) -> Context:

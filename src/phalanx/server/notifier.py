@@ -61,6 +61,14 @@ class Notifier:
             for woken in self._waiting.get(topic, ()):
                 woken.set()
 
+    def publish_all(self) -> None:
+        """Set all events once: any topic may have been published by another process."""
+        self.publish(tuple(self._waiting))
+
+    async def ended(self) -> None:
+        """Wait until the server stops."""
+        await self._ends.wait()
+
     async def pause(self, duration_s: float) -> None:
         """Wait for this duration, or until the server stops."""
         with contextlib.suppress(TimeoutError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,6 +44,10 @@ class Clusters(Protocol):
         """Disconnect from a cluster for good. Raises NotFound."""
         ...
 
+    def refresh(self) -> None:
+        """Follow what another control plane of the home has connected or forgotten."""
+        ...
+
 
 class NoClusters:
     """The clusters of a control plane that connects to none."""
@@ -57,6 +61,9 @@ class NoClusters:
         raise NotSupported(f"pool {pool.name} is a cluster; this control plane connects to none")
 
     def forget(self, name: str) -> None:
+        """Do nothing."""
+
+    def refresh(self) -> None:
         """Do nothing."""
 
 
@@ -81,6 +88,8 @@ class Platform:
     studies: StudyCache = field(default_factory=StudyCache, compare=False)  # studies in memory
     sampler: SamplerWorker = field(default_factory=SamplerWorker, compare=False)  # runs models
     clusters: Clusters = field(default_factory=NoClusters, compare=False)  # connected Ray clusters
+    #: raises LeaseLost where a loop may start nothing any more, because another process leads
+    may_act: Callable[[], None] = field(default=lambda: None, compare=False)
 
     def __post_init__(self) -> None:
         """Register the caches, so that rows stored by this process are not read back."""

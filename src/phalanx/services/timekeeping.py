@@ -60,8 +60,17 @@ class Timekeeper:
     def step(self, now: int) -> int | None:
         """One step of the loop `clock`."""
         clock = self._clock
+        if isinstance(clock, SteadyClock) and (
+            self.follow() or clock.monotonic() - self._saved_s >= SAVE_EVERY_S
+        ):
+            self.save()
+        return None
+
+    def follow(self) -> bool:
+        """Catch up with the wall clock if that was set and no job is live; returns whether it did."""
+        clock = self._clock
         if not isinstance(clock, SteadyClock):
-            return None
+            return False
         ahead_s = clock.ahead_s
         if abs(ahead_s) > _TELL_S and not self._told:
             _LOG.warning(
@@ -72,10 +81,8 @@ class Timekeeper:
         self._told = abs(ahead_s) > _TELL_S
         if self._told and self._store.view(jobs.count_live) == 0:
             clock.catch_up()
-            self.save()
-        elif clock.monotonic() - self._saved_s >= SAVE_EVERY_S:
-            self.save()
-        return None
+            return True
+        return False
 
     def save(self) -> None:
         """Store a reading, from which a later process goes on."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -22,7 +23,7 @@ from phalanx.kit.clock import Clock, SystemClock
 from phalanx.kit.repeats import RepeatFilter
 from phalanx.launch.accelerators import discover
 from phalanx.launch.files import folder_identity, write_file
-from phalanx.launch.identity import this_process
+from phalanx.launch.identity import ProcessIdentity, boot_id, this_process
 from phalanx.schemas.home import HomeLayout, ServerFile
 from phalanx.schemas.pools.pool_file import PoolFile, read_pool_file
 from phalanx.server.app import serve
@@ -38,6 +39,7 @@ from phalanx.standalone.home import (
     rotate_log,
 )
 from phalanx.standalone.pools import HomeClusters, known_clusters
+from phalanx.store.leadership.replicas import ReplicaRow
 
 HOST = "127.0.0.1"
 # How long to wait for the home lock of a control plane that is exiting.
@@ -90,9 +92,9 @@ def bind(port: int, host: str = HOST) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _held(home: HomeLayout, clock: Clock) -> Iterator[None]:
+def _held(home: HomeLayout, clock: Clock, how: int) -> Iterator[None]:
     lock = HomeLock(home)
-    lock.take(clock, _LOCK_WAIT_S)
+    lock.take(clock, _LOCK_WAIT_S, how)
     try:
         yield
     finally:
@@ -112,6 +114,15 @@ def bind_local(path: Path) -> socket.socket | None:
     return sock
 
 
+def _own_socket(home: HomeLayout) -> Path:
+    """The place of this replica's socket; those that killed replicas of this machine left are removed."""
+    place = home.replica_socket(boot_id(), os.getpid())
+    for other in home.root.glob(f"{place.name.rsplit('-', 1)[0]}-*.sock"):
+        if not Path(f"/proc/{other.stem.rsplit('-', 1)[1]}").exists():
+            other.unlink(missing_ok=True)
+    return place
+
+
 def _limit_log() -> None:
     """Write warnings to stderr, with a limit on lines that repeat."""
     handler = logging.StreamHandler()
@@ -121,14 +132,15 @@ def _limit_log() -> None:
     logging.getLogger().addHandler(handler)
 
 
-def _publisher(
-    home: HomeLayout, url: str, token: str, detached: bool, local: bool
-) -> Callable[[], None]:
-    """Writes `server.json` once requests are answered."""
+class ServerFileWriter:
+    """Writes `server.json`, by which clients and supervisors of the home find a control plane.
 
-    def publish() -> None:
-        me = this_process()
-        found = ServerFile(
+    Replicas share the file. It names one of them that lives: each of them serves everything.
+    """
+
+    def __init__(self, home: HomeLayout, url: str, token: str, local_socket: Path | None) -> None:
+        self._home, me = home, this_process()
+        self._mine = ServerFile(
             pid=me.pid,
             boot_id=me.boot_id,
             started_ticks=me.start_ticks,
@@ -136,20 +148,54 @@ def _publisher(
             token=token,
             version=__version__,
             home=folder_identity(home.root),
-            socket=str(home.socket_file) if local else "",
+            socket="" if local_socket is None else str(local_socket),
         )
-        write_file(home.server_file, found.model_dump_json().encode())
-        if not detached:
-            print(f"Phalanx {__version__} at {url} (home {home.root})", flush=True)  # noqa: T201
-            ticket = login_ticket(token, SystemClock().now())
-            print(f"  pages: {url}/login?ticket={ticket} (once, within 15 minutes)", flush=True)  # noqa: T201
-            print("  Ctrl-C stops it; running jobs continue.", flush=True)  # noqa: T201
 
-    return publish
+    def write(self) -> None:
+        """Name this process; with the token of now, which a request may have replaced."""
+        mine = self._mine.model_copy(update={"token": read_token(self._home)})
+        write_file(self._home.server_file, mine.model_dump_json().encode())
+
+    def keep(self, live: Sequence[ReplicaRow]) -> None:
+        """Name this process where the one that is named does not live."""
+        named = self._named()
+        if named is None or not self._lives(named, live):
+            self.write()
+
+    def remove(self) -> None:
+        """Remove the file if it names this process; another replica writes it again."""
+        named = self._named()
+        if named is not None and (named.pid, named.boot_id) == (self._mine.pid, self._mine.boot_id):
+            self._home.server_file.unlink(missing_ok=True)
+
+    def _named(self) -> ServerFile | None:
+        try:
+            return ServerFile.model_validate_json(self._home.server_file.read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def _lives(self, named: ServerFile, live: Sequence[ReplicaRow]) -> bool:
+        """Whether a process lives: of this machine by its number, of others by the URL of a replica."""
+        if named.boot_id == self._mine.boot_id:
+            return ProcessIdentity(named.boot_id, named.pid, named.started_ticks).is_alive()
+        return named.url in {one.url for one in live}
+
+
+def _announce(home: HomeLayout, url: str, token: str) -> None:
+    """Tell the user of a terminal where the control plane is."""
+    print(f"Phalanx {__version__} at {url} (home {home.root})", flush=True)  # noqa: T201
+    ticket = login_ticket(token, SystemClock().now())
+    print(f"  pages: {url}/login?ticket={ticket} (once, within 15 minutes)", flush=True)  # noqa: T201
+    print("  Ctrl-C stops it; running jobs continue.", flush=True)  # noqa: T201
 
 
 def _reachable(host: str) -> str:
     return HOST if host in ("", "0.0.0.0") else host
+
+
+def _num_slots(setup: ControlPlaneOptions) -> int:
+    """The number of slots of this machine's pool; 0: it has none."""
+    return default_slots() if setup.num_slots is None else setup.num_slots
 
 
 def _executor(
@@ -157,7 +203,7 @@ def _executor(
 ) -> RoutedExecutor:
     """The executor of this machine's pool; clusters are added later. Raises ServerError, SpecInvalid."""
     clusters = [*known_clusters(home), *(one for file in files for one in file.clusters)]
-    num_slots = default_slots() if setup.num_slots is None else setup.num_slots
+    num_slots = _num_slots(setup)
     if num_slots < (0 if clusters else 1):
         raise ServerError("--slots must be at least 1")
     if num_slots == 0:
@@ -222,18 +268,30 @@ def run(setup: ControlPlaneOptions) -> int:
     settings = _settings(setup)
     files = _pool_files(setup)
     home = prepare_home(setup.root)
-    with _held(home, clock), bind(setup.port, setup.host) as sock:
+    # Replicas on PostgreSQL share the home; on SQLite a control plane has it alone.
+    shared = settings.database.resolved() is not None
+    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    with _held(home, clock, how), bind(setup.port, setup.host) as sock:
         rotate_log(home.server_log)
-        home.server_file.unlink(missing_ok=True)
         token = read_token(home)
         url = setup.advertise or f"http://{_reachable(setup.host)}:{sock.getsockname()[1]}"
         remember_database(home, settings.database.resolved())
         executor = _executor(home, setup, clock, files)
         raise_file_limit()
         _limit_log()
-        local_sock = bind_local(home.socket_file)
+        place = _own_socket(home) if shared else home.socket_file
+        local_sock = bind_local(place)
+        found_by = ServerFileWriter(home, url, token, place if local_sock is not None else None)
+        if not shared:
+            home.server_file.unlink(missing_ok=True)
         clusters = HomeClusters(home, executor)
         clusters.connect_all()
+
+        def ready() -> None:
+            found_by.keep([])
+            if not setup.detached:
+                _announce(home, url, token)
+
         try:
             asyncio.run(
                 serve(
@@ -245,13 +303,15 @@ def run(setup: ControlPlaneOptions) -> int:
                     token=token,
                     settings=settings,
                     clock=clock,
-                    on_ready=_publisher(home, url, token, setup.detached, local_sock is not None),
+                    on_ready=ready,
                     clusters=clusters,
                     signing_key=read_key(home),
                     pool_files=[file.model_dump(mode="json", by_alias=True) for file in files],
+                    num_local_slots=_num_slots(setup),
+                    on_live=found_by.keep,
                 )
             )
         finally:
-            home.server_file.unlink(missing_ok=True)
-            home.socket_file.unlink(missing_ok=True)
+            found_by.remove()
+            place.unlink(missing_ok=True)
     return 0

@@ -20,6 +20,7 @@ from phalanx.server.app import derived_key
 from phalanx.store.engines.postgresql import without_password
 
 _FOLDERS = ("db", "jobs", "code", "checkpoints")
+_SETUP_LOCK = "setup.lock"
 _POLL_S = 0.02
 MAX_LOG_BYTES = 4 * 2**20
 
@@ -35,10 +36,13 @@ def prepare_home(root: Path) -> HomeLayout:
         home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(home.root)
         home.root.chmod(0o700)
-        for name in _FOLDERS:
-            (home.root / name).mkdir(mode=0o700, exist_ok=True)
-        _check_version(home)
-        _make_token(home)
+        # Replicas that start at the same time must get the same token.
+        with open(home.root / _SETUP_LOCK, "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for name in _FOLDERS:
+                (home.root / name).mkdir(mode=0o700, exist_ok=True)
+            _check_version(home)
+            _make_token(home)
     except OSError as error:
         raise _unusable(home.root, error) from error
     return home
@@ -129,14 +133,17 @@ def remember_database(home: HomeLayout, url: str | None) -> None:
 
 
 class HomeLock:
-    """The lock of the one control plane of a home; the kernel releases it when the process ends."""
+    """The lock of the control plane of a home; the kernel releases it when the process ends.
+
+    One on SQLite has it alone. Replicas on PostgreSQL share it.
+    """
 
     def __init__(self, home: HomeLayout) -> None:
         self._path = home.lock_file
         self._file: IO[bytes] | None = None
 
-    def take(self, clock: Clock, wait_s: float) -> None:
-        """Lock the home, waiting for a control plane that is just leaving.
+    def take(self, clock: Clock, wait_s: float, how: int = fcntl.LOCK_EX) -> None:
+        """Lock the home, alone or with LOCK_SH, waiting for a control plane that is just leaving.
 
         Raises Conflict when another one still holds it after `wait_s` seconds.
         """
@@ -144,7 +151,7 @@ class HomeLock:
         deadline = clock.monotonic() + wait_s
         while True:
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._file, how | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
                 if clock.monotonic() >= deadline:

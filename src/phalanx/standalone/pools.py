@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class HomeClusters:
         self._folder = home.root / _FOLDER
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._known = known_clusters(home)
+        self._lock = threading.RLock()
 
     def names(self) -> Sequence[str]:
         """See `Clusters`."""
@@ -48,6 +50,20 @@ class HomeClusters:
 
     def connect(self, pool: RayPool) -> ClusterChange:
         """See `Clusters`. A changed entry of a connected cluster takes effect at the next start."""
+        with self._lock:
+            return self._connected(pool)
+
+    def refresh(self) -> None:
+        """See `Clusters`."""
+        with self._lock:
+            stored = known_clusters(self._home)
+            for name in self._known.keys() - stored.keys():
+                self._routed.drop(name)
+            for name in stored.keys() - self._known.keys():
+                self._connect(stored[name])
+            self._known = stored
+
+    def _connected(self, pool: RayPool) -> ClusterChange:
         before = self._known.get(pool.name)
         if before == pool:
             return ClusterChange(ChangeView(name=pool.name, outcome="unchanged"))
@@ -65,10 +81,11 @@ class HomeClusters:
 
     def forget(self, name: str) -> None:
         """See `Clusters`."""
-        if self._known.pop(name, None) is None:
-            raise NotFound(f"there is no pool {name} from a pool file")
-        self._path(name).unlink(missing_ok=True)
-        self._routed.drop(name)
+        with self._lock:
+            if self._known.pop(name, None) is None:
+                raise NotFound(f"there is no pool {name} from a pool file")
+            self._path(name).unlink(missing_ok=True)
+            self._routed.drop(name)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.yaml"

@@ -7,6 +7,7 @@ temporary. All other modules use the same SQL.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import math
 import threading
@@ -28,6 +29,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from phalanx.errors import StaleRow, StoreCorrupt, StoreError, StoreUnavailable, UserError
 from phalanx.store import migrate
 from phalanx.store.engines import postgresql, sqlite_file
+from phalanx.store.engines.notifications import CHANNEL, NOTIFY, ChangeListener, payload
 from phalanx.store.tables import counters, facts
 
 T = TypeVar("T")
@@ -105,8 +107,9 @@ class Store:
         # SQLite allows one writer at a time; this lock is fairer and cheaper than its busy handler.
         self._writing = threading.RLock()
         self._listeners: list[Listener] = []
-        self._trouble: str | None = None
-        self._reserved: Connection | None = None
+        self._trouble: list[str] = []  # shared with the fenced stores
+        self._fence: Callable[[Tx], None] | None = None
+        self._others: ChangeListener | None = None
 
     def check_place(self) -> None:
         """Raise StoreUnavailable when the file of the database has been deleted or replaced.
@@ -124,7 +127,7 @@ class Store:
     @property
     def trouble(self) -> str | None:
         """Why the last write failed; None after a successful one."""
-        return self._trouble
+        return next(iter(self._trouble), None)
 
     @property
     def dialect(self) -> str:
@@ -133,7 +136,14 @@ class Store:
 
     def on_commit(self, listener: Listener) -> None:
         """Call `listener` after every commit that touched something."""
-        self._listeners.append(listener)
+        if listener not in self._listeners:
+            self._listeners.append(listener)
+
+    def fenced(self, fence: Callable[[Tx], None]) -> Store:
+        """The same store with a check that begins every write, and refuses it by raising LeaseLost."""
+        other = copy.copy(self)
+        other._fence = fence
+        return other
 
     def transact(self, work: Callable[[Tx], T]) -> T:
         """Run `work` in one write transaction, and repeat it when a row has changed meanwhile.
@@ -154,12 +164,15 @@ class Store:
             with self.turn(), translated(), self._engine.begin() as conn:
                 self._begin(conn, "BEGIN IMMEDIATE")
                 tx = Tx(conn)
+                if self._fence is not None:
+                    self._fence(tx)
                 result = work(tx)
+                self._announce(tx)
                 self.check_place()
         except StoreUnavailable as error:
-            self._trouble = str(error)
+            self._trouble[:] = [str(error)]
             raise
-        self._trouble = None
+        self._trouble.clear()
         if tx.touched.jobs or tx.touched.topics:
             for listener in self._listeners:
                 listener(tx.touched)
@@ -200,20 +213,38 @@ class Store:
         if self.dialect == "sqlite":
             conn.exec_driver_sql(how)
 
-    def reserve(self) -> None:
-        """Keep other control planes from this database until `close`.
+    def _announce(self, tx: Tx) -> None:
+        """Let the commit notify the other processes on this database."""
+        touched = tx.touched
+        if self._others is not None and (touched.jobs or touched.topics):
+            said = payload(self._others.origin, touched.jobs, touched.topics)
+            tx.conn.execute(NOTIFY, {"channel": CHANNEL, "said": said})
 
-        Two of them would both start the same jobs. The lock of a home does the same for the file of
-        SQLite. Raises Conflict when another one uses the database, StoreUnavailable.
+    def follow_others(self, on_gap: Callable[[], None]) -> None:
+        """Call the listeners also after commits of other processes, which name no rows.
+
+        `on_gap` is called where notifications may have been missed. Does nothing on SQLite.
         """
-        if self.dialect == "postgresql":
-            with translated():
-                self._reserved = postgresql.reserve(self._engine)
+        if self.dialect != "postgresql":
+            return
+
+        def changed(jobs: set[int], topics: set[str]) -> None:
+            for listener in self._listeners:
+                listener(Touched(jobs, topics))
+
+        self._others = ChangeListener(self._engine, changed, on_gap)
+        self._others.start()
+
+    @property
+    def hears_others(self) -> bool:
+        """Whether the listeners are called after every commit of any process."""
+        return self._others is None or self._others.hears
 
     def close(self) -> None:
         """Close all connections."""
-        if self._reserved is not None:
-            self._reserved.close()
+        if self._others is not None:
+            self._others.close()
+            self._others = None
         self._engine.dispose()
 
 

@@ -10,13 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Connection, Engine, inspect, select, text
 
-from phalanx.errors import StoreCorrupt
+from phalanx.errors import Conflict, NotSupported, StoreCorrupt
 from phalanx.kit.text import random_hex
 from phalanx.store.tables import counters, facts, metadata
 
-HEAD = "0012"
+HEAD = "0013"
+OLDEST_USER = "0013"
+"""The oldest schema that a release may have been made for and still use this one, beside newer replicas.
+
+A migration that only adds leaves it; one that takes or renames something sets it to its own revision.
+"""
 COUNTERS = (
     "job",
     "feed",
@@ -30,9 +35,15 @@ COUNTERS = (
     "cost_row",
 )
 DATABASE_ID = "database_id"
+_OLDEST_USER = "oldest_user"
 # Any number that other programs in the same database hardly use.
 _MIGRATING = 0x7068616C616E78
 _FOLDER = Path(__file__).parent / "migrations"
+_READ_OLDEST = select(facts.c.value).where(facts.c.name == _OLDEST_USER)
+_OLD_REPLICAS = text(
+    "SELECT name FROM replicas WHERE schema < :oldest "
+    "AND expires_at > extract(epoch FROM clock_timestamp()) * 1000000"
+)
 
 
 def to_head(engine: Engine) -> None:
@@ -41,8 +52,46 @@ def to_head(engine: Engine) -> None:
         stored = stored_revision(engine)
         if stored is None:
             _create(engine)
-        elif stored != HEAD:
+        elif stored != HEAD and not _is_shared_with_later(engine, stored):
+            _refuse_old_replicas(engine)
             upgrade(engine, stored)
+
+
+def _is_shared_with_later(engine: Engine, stored: str) -> bool:
+    """Whether a later release has changed the schema in a way that leaves this one usable.
+
+    Only on PostgreSQL, where replicas of two releases serve one database. Raises NotSupported where the
+    later release has ended that.
+    """
+    if engine.dialect.name != "postgresql" or stored <= HEAD:
+        return False
+    with engine.connect() as conn:
+        check_usable(conn)
+        return conn.execute(_READ_OLDEST).first() is not None
+
+
+def check_usable(conn: Connection) -> None:
+    """Raise NotSupported when a later release has made the schema unusable for this one."""
+    oldest = conn.execute(_READ_OLDEST).scalar()
+    if oldest is not None and str(oldest) > HEAD:
+        raise NotSupported(
+            f"the database has been upgraded: it needs a release for schema {oldest} or later, and this "
+            f"one was made for {HEAD}",
+            "start the later release here as well",
+        )
+
+
+def _refuse_old_replicas(engine: Engine) -> None:
+    """Raise Conflict while replicas live that could not go on after the upgrade."""
+    if engine.dialect.name != "postgresql" or "replicas" not in inspect(engine).get_table_names():
+        return
+    with engine.connect() as conn:
+        old = conn.execute(_OLD_REPLICAS, {"oldest": OLDEST_USER}).scalars().all()
+    if old:
+        raise Conflict(
+            f"the upgrade would end {', '.join(old)}: of a release that cannot use the new schema",
+            "stop them first; running jobs continue meanwhile",
+        )
 
 
 @contextmanager
@@ -77,6 +126,7 @@ def _create(engine: Engine) -> None:
         metadata.create_all(conn, checkfirst=False)
         conn.execute(counters.insert(), [{"name": name, "value": 0} for name in COUNTERS])
         conn.execute(facts.insert(), {"name": DATABASE_ID, "value": random_hex(32)})
+        _note_oldest(conn)
         conn.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)"))
         conn.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
 
@@ -96,8 +146,16 @@ def upgrade(engine: Engine, stored: str | None, target: str = HEAD) -> None:
         with engine.begin() as conn:
             config.attributes["connection"] = conn
             command.upgrade(config, target)
+            if target == HEAD:
+                _note_oldest(conn)
     except CommandError as error:
         raise StoreCorrupt(
             f"the database has schema {stored!r}, which this release does not know",
             "a later release wrote it: use that one",
         ) from error
+
+
+def _note_oldest(conn: Connection) -> None:
+    """Store which releases may use this schema."""
+    conn.execute(facts.delete().where(facts.c.name == _OLDEST_USER))
+    conn.execute(facts.insert(), {"name": _OLDEST_USER, "value": OLDEST_USER})

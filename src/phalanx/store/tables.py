@@ -123,6 +123,31 @@ commands = Table(
     Index(None, "job", "attempt"),
 )
 
+# Which process runs the loops, on PostgreSQL. Every write of a loop reads its row.
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("token", BigInteger, nullable=False),  # grows with each owner: the fencing token
+    Column("owner", String(128), nullable=False),
+    Column("expires_at", BigInteger, nullable=False),  # on the clock of the database
+)
+
+# The control planes that serve a PostgreSQL database.
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("name", String(128), nullable=False),
+    Column("url", Text, nullable=False),
+    Column("version", String(64), nullable=False),
+    Column("schema", String(32), nullable=False),
+    Column("home", String(64), nullable=False),
+    Column("machine", String(64), nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),  # on the clock of the database
+)
+
 pools = Table(
     "pools",
     metadata,

@@ -23,6 +23,9 @@ from phalanx.store.tables import metadata
 
 _PAGE = 2000
 _MADE_WITH_THE_TABLES = {"counters", "facts"}
+# What is known of control planes of PostgreSQL; a SQLite file has no rows of these.
+_NOT_COPIED = {"leases", "replicas"}
+_COPIED = [table for table in metadata.sorted_tables if table.name not in _NOT_COPIED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +48,16 @@ def copy_database(source: Path, target: Store) -> list[CopiedTable]:
         conn.execute("BEGIN")
 
         def work(tx: Tx) -> list[CopiedTable]:
-            used = [table.name for table in metadata.sorted_tables if _is_used(tx.conn, table)]
+            used = [table.name for table in _COPIED if _is_used(tx.conn, table)]
             if used and not _same_database(conn, tx.conn):
                 raise Conflict(
                     f"the target is not empty: it has rows in {', '.join(used)}",
                     "name an empty database: createdb DATABASE",
                 )
             if not used:
-                for table in metadata.sorted_tables:
+                for table in _COPIED:
                     _fill(conn, tx.conn, table)
-            return [_compared(conn, tx.conn, table) for table in metadata.sorted_tables]
+            return [_compared(conn, tx.conn, table) for table in _COPIED]
 
         return target.transact(work)
 

@@ -17,6 +17,8 @@ from phalanx.cli.verbs.programs import run_module
 from phalanx.errors import Conflict, UserError
 
 _LEAVE_S = 30.0
+# In the home of a control plane on PostgreSQL.
+DATABASE_PLACE = "database"
 _MIN_AGE_S = 3600.0
 
 
@@ -120,9 +122,14 @@ def _age(option: str, text: str) -> float:
 
 
 def _replace_detached(session: Session) -> None:
-    """End a control plane that a verb started; its jobs continue."""
+    """End a control plane that a verb started; its jobs continue.
+
+    On PostgreSQL several serve one home.
+    """
     found = embedded.find(session.home)
     if found is None or found.process is None:
+        return
+    if (session.home / DATABASE_PLACE).exists():
         return
     if not embedded.is_detached(found.process):
         raise Conflict(

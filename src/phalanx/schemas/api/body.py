@@ -101,10 +101,17 @@ class InfoView(ResponseBody):
 
 
 class ReadinessView(ResponseBody):
-    """Whether the control plane can do its work, and each check: `ok` or what is wrong."""
+    """Whether the control plane can do its work, and each check: `ok` or what is wrong.
+
+    `leader` runs the loops until `leads_until`, on the clock of the database; a control plane on SQLite is
+    its own leader and names none.
+    """
 
     status: str
     checks: dict[str, str]
+    role: str = "leader"  # or `standby`: another replica runs the loops
+    leader: str | None = None
+    leads_until: At | None = None
 
 
 class HelloRequest(RequestBody):

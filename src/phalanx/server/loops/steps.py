@@ -8,7 +8,8 @@ from functools import partial
 from phalanx.kit.text import random_hex
 from phalanx.server.context import Context
 from phalanx.server.loops.runner import ServiceLoop
-from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS, TRIAL_JOBS
+from phalanx.services.caches.study_cache import TRIAL_JOBS
+from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
 from phalanx.services.lifecycle.requests import timers_step
@@ -16,6 +17,7 @@ from phalanx.services.lifecycle.retention import RetentionProgress, retention_st
 from phalanx.services.planning.draining import draining_step
 from phalanx.services.planning.scaling import scaling_step
 from phalanx.services.planning.scheduling import scheduling_step
+from phalanx.services.platform import Platform
 from phalanx.services.studies.step import studies_step
 from phalanx.services.studies.suggestions import suggestions_step
 from phalanx.services.studies.target_checkpoints import TargetProgress, target_retention_step
@@ -74,10 +76,14 @@ class FullPoll:
     due: int = 0
 
 
-def all_loops(context: Context) -> tuple[ServiceLoop, ...]:
-    """Clock, scheduler, dispatcher, timers, studies, polling, draining and retention."""
-    platform, ticks = context.platform, context.settings.loops
-    owner, batch = LeaseOwner(owner="embedded", token=random_hex(16)), DispatchBatch()
+def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
+    """Clock, scheduler, dispatcher, timers, studies, polling, draining and retention.
+
+    `platform` refuses writes without the lease where there are other replicas.
+    """
+    ticks, me = context.settings.loops, context.leadership.me
+    name = "embedded" if me is None else me.id
+    owner, batch = LeaseOwner(owner=name, token=random_hex(16)), DispatchBatch()
     pause, full_poll = PlannerPause(), FullPoll()
 
     def schedule(now: int) -> int | None:
@@ -125,7 +131,7 @@ def all_loops(context: Context) -> tuple[ServiceLoop, ...]:
         ),
         ServiceLoop("polling", poll, (LEAVING,), ticks.poll_tick_s),
         ServiceLoop("draining", drain, (), ticks.draining_tick_s),
-        *_retention_loops(context),
+        *_retention_loops(context, platform),
     )
 
 
@@ -133,9 +139,9 @@ def _us_of(duration_s: float) -> int:
     return round(duration_s * 1e6)
 
 
-def _retention_loops(context: Context) -> tuple[ServiceLoop, ServiceLoop]:
+def _retention_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ServiceLoop]:
     """Expired data, and checkpoints that trials made at their targets."""
-    platform, retention = context.platform, context.settings.retention
+    retention = context.settings.retention
     progress, targets = RetentionProgress(retention.logs, retention.metrics), TargetProgress()
 
     def expire(now: int) -> int | None:

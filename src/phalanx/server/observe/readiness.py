@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from phalanx.errors import PlatformError
-from phalanx.schemas.api.body import ReadinessView
+from phalanx.schemas.api.body import ReadinessView, at_of
 from phalanx.server.context import Context
 from phalanx.store import migrate
 from phalanx.store.database import probe
@@ -36,7 +36,14 @@ class Readiness:
 def _checked(context: Context) -> ReadinessView:
     checks = {"database": _database(context), "loops": _loops(context)}
     ready = all(said == OK for said in checks.values())
-    return ReadinessView(status="ready" if ready else "not ready", checks=checks)
+    holder = context.leadership.holder() if checks["database"] == OK else None
+    return ReadinessView(
+        status="ready" if ready else "not ready",
+        checks=checks,
+        role=context.leadership.role,
+        leader=None if holder is None else holder.owner,
+        leads_until=None if holder is None else at_of(holder.expires_at),
+    )
 
 
 def _database(context: Context) -> str:
@@ -44,7 +51,9 @@ def _database(context: Context) -> str:
     try:
         store.check_place()
         revision = store.revision()
-        if revision != migrate.HEAD:
+        if revision is not None and revision > migrate.HEAD:
+            store.view(lambda tx: migrate.check_usable(tx.conn))
+        elif revision != migrate.HEAD:
             return f"the schema is {revision}, this release needs {migrate.HEAD}"
         store.transact(probe)
     except PlatformError as error:

@@ -23,9 +23,9 @@ Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
 
 
 @router.get("/healthz", openapi_extra=OPEN)
-async def get_health() -> dict[str, str]:
-    """Answers as soon as requests are served; needs no token."""
-    return {"status": "ok", "version": phalanx.__version__}
+async def get_health(here: Here) -> dict[str, str]:
+    """Answers as soon as requests are served, with the role among replicas; needs no token."""
+    return {"status": "ok", "version": phalanx.__version__, "role": here.leadership.role}
 
 
 @router.get("/readyz", responses={503: {"model": ReadinessView}}, openapi_extra=OPEN)

@@ -31,6 +31,12 @@ class PlannerHost:
         self._started: frozenset[int] = frozenset()
         self._finished: deque[Finished] = deque()
 
+    def start_fresh(self) -> None:
+        """Forget the indexes and the history."""
+        with self._lock:
+            self.history, self._cluster, self._started = History(), None, frozenset()
+            self._finished.clear()
+
     def plan(self, snapshot: PlanningInput, now: int) -> Plan:
         """Plan on the indexes of the last pass, brought up to date."""
         with self._lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from phalanx.core.gang.devices import shared_out
@@ -118,6 +118,11 @@ class WrittenReasons:
         few = heapq.nsmallest(REWORDED_AT_ONCE, reworded, key=lambda one: one[:2])
         return fresh + [(num, reason) for _, num, reason in few]
 
+    def start_fresh(self) -> None:
+        """Forget what was written: another process has written since."""
+        with self._lock:
+            self._written.clear()
+
     def said(self, num: int) -> Reason | None:
         """The reason that was written last for a queued job."""
         with self._lock:
@@ -157,6 +162,14 @@ class RowCache:
     _layout: tuple[Node, ...] = ()  # the nodes of `_preferences`, none of them closed
     _asked: dict[int, _Asked] = field(default_factory=dict)  # requests by job number
     _blocked: dict[int, tuple[int, Reason]] = field(default_factory=dict)  # (until, reason) by job
+
+    def start_fresh(self) -> None:
+        """Forget everything; the next look reads it again."""
+        fresh = RowCache()
+        with self._lock:
+            for one in fields(self):
+                if one.name != "_lock":
+                    setattr(self, one.name, getattr(fresh, one.name))
 
     def view(
         self,

@@ -30,6 +30,13 @@ class SchedulerCache:
         self.reasons = WrittenReasons()
         self._planned_projects: object = None
 
+    def start_fresh(self) -> None:
+        """Forget everything: another process has planned since."""
+        self.rows.start_fresh()
+        self.host.start_fresh()
+        self.reasons.start_fresh()
+        self._planned_projects = None
+
     def view(self, tx: Tx, real: Sequence[Node], policy: PlanningPolicy, now: int) -> SchedulerView:
         """Return everything a plan may depend on. `real` are the executor's own nodes."""
         self.host.note_finished(self.rows.newly_finished(tx))

@@ -23,6 +23,10 @@ from phalanx.store.studies.rows import StoredStudy
 
 # Ended studies are read now and then; more than these are forgotten, the least recently used first.
 _KEPT = 600
+# Changed jobs beyond this number are not noted one by one.
+_MOST_CHANGED = 100_000
+TRIAL_JOBS = "trial_jobs"
+"""Topic of new states of jobs that run trials of studies."""
 TOLD_TO_STUDIES = frozenset({JobState.RUNNING, JobState.PAUSED, *TERMINAL})
 """States of a trial's job from which its study learns something."""
 
@@ -86,6 +90,7 @@ class StudyCache:
         self._specs: OrderedDict[int, StudySpec] = OrderedDict()
         self._tried: OrderedDict[int, TriedParams] = OrderedDict()
         self._changed: set[int] = set()
+        self._all_changed = False
         # Version and state of each trial's job that is not over, as far as this process has stored it.
         self._states: dict[int, tuple[int, JobState]] = {}
         # When to look at the budget of each study that has one and running trials, µs UTC.
@@ -167,6 +172,26 @@ class StudyCache:
         for num, row in touched.rows.items():
             if isinstance(row, StoredJob) and row.facts.study is not None:
                 self._follow(num, row)
+        # A commit of another process names its jobs without their rows.
+        if not touched.rows and TRIAL_JOBS in touched.topics:
+            with self._lock:
+                for num in touched.jobs:
+                    self._states.pop(num, None)
+            self.note(touched.jobs)
+
+    def start_fresh(self) -> None:
+        """Forget everything: another process has run studies since."""
+        with self._lock:
+            for cached in (self._studies, self._specs, self._tried, self._states, self._budgets):
+                cached.clear()
+            self._changed.clear()
+            self._all_changed, self.last_report = False, None
+
+    def look_again(self) -> None:
+        """Look at the jobs of all live trials at the next step: changes may have been missed."""
+        with self._lock:
+            self._states.clear()
+            self._all_changed = True
 
     def _follow(self, num: int, row: StoredJob) -> None:
         """Have a job looked at that came into a state from which its study learns something.
@@ -182,16 +207,22 @@ class StudyCache:
                 self._states.pop(num, None)
             else:
                 self._states[num] = (row.version, state)
-            if state in TOLD_TO_STUDIES and state is not before:
-                self._changed.add(num)
+            told = state in TOLD_TO_STUDIES and state is not before
+        if told:
+            self.note([num])
 
     def note(self, jobs: Iterable[int]) -> None:
         """Have these jobs looked at."""
         with self._lock:
             self._changed.update(jobs)
+            if len(self._changed) > _MOST_CHANGED:  # of a standby, where no step takes them
+                self._changed.clear()
+                self._all_changed = True
 
     def take(self) -> set[int]:
         """The jobs that have changed since the last call."""
         with self._lock:
+            if self._all_changed:
+                self._all_changed, self.last_report = False, None
             taken, self._changed = self._changed, set()
             return taken

@@ -129,7 +129,8 @@ def unpack(home: HomeLayout, digest: str, target: Path) -> None:
 
 
 def _unpack_whole(path: Path, target: Path) -> None:
-    partial = target.with_name(f"{target.name}.tmp")
+    # Of this process alone: a leader that wakes late may unpack the same at the same time.
+    partial = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700, parents=True)
@@ -137,4 +138,5 @@ def _unpack_whole(path: Path, target: Path) -> None:
         partial.rename(target)
     except (OSError, UserError):
         shutil.rmtree(partial, ignore_errors=True)
-        raise
+        if not target.is_dir():
+            raise

@@ -15,7 +15,7 @@ from phalanx.core.jobs.machine import create, decide, wake_at
 from phalanx.core.jobs.model import HOLDING, Job, JobCommand, JobState
 from phalanx.errors import Bug, InvalidTransition, InvariantBroken, StoreError
 from phalanx.kit.units import to_rfc3339
-from phalanx.services.caches.study_cache import TOLD_TO_STUDIES
+from phalanx.services.caches.study_cache import TOLD_TO_STUDIES, TRIAL_JOBS
 from phalanx.services.ledger.settle import settle
 from phalanx.store import events as log
 from phalanx.store import jobs, outbox
@@ -26,8 +26,6 @@ _LOG = logging.getLogger(__name__)
 QUEUE = "queue"
 TIMERS = "timers"
 LEAVING = "leaving"
-TRIAL_JOBS = "trial_jobs"
-"""Topic of new states of jobs that run trials of studies."""
 
 
 def job_topic(num: int) -> str:

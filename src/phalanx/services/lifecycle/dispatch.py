@@ -75,6 +75,7 @@ def _execute(
     started = all(_is_launch(command, stored[command.job]) for command in commands)
     nodes: dict[str, Node] = {}
     for command in commands:
+        platform.may_act()
         try:
             if command.kind == "launch_attempt":
                 nodes = nodes or {node.id: node for node in platform.cluster()}

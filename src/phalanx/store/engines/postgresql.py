@@ -5,13 +5,13 @@ No message names the password: a URL that is quoted in one has it replaced.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from phalanx.errors import (
-    Conflict,
     NotSupported,
     ServerError,
     StoreError,
@@ -21,9 +21,14 @@ from phalanx.errors import (
 
 LOCK_TIMEOUT_S = 8.0
 """How long a statement waits for a lock."""
+IDLE_TIMEOUT_S = 6.0
+"""How long a transaction may rest: then the server ends it, with its locks.
+
+A process that was stopped in the middle of one must not keep the others from writing.
+"""
 _CONNECT_S = 5
-# The key of an advisory lock; that of migrations is another.
-_CONTROL_PLANE = 0x7068616C616E79
+CONTROL_PLANE_LOCK = 0x7068616C616E79
+"""The key of an advisory lock for control planes that start; that of migrations is another."""
 _OLDEST = 14
 _DRIVER = "postgresql+psycopg"
 _FORM = "write postgresql://USER@HOST:PORT/DATABASE"
@@ -47,7 +52,7 @@ def engine(url: str, to_json: Any, pool: dict[str, Any]) -> Engine:
         pool_pre_ping=True,
         json_serializer=to_json,
         hide_parameters=True,
-        connect_args={"connect_timeout": _CONNECT_S, "application_name": "phalanx"},
+        connect_args={"connect_timeout": _CONNECT_S, "application_name": f"phalanx {os.getpid()}"},
         **pool,
     )
 
@@ -55,7 +60,10 @@ def engine(url: str, to_json: Any, pool: dict[str, Any]) -> Engine:
     def _connected(raw: Any, record: Any) -> None:
         # Not as an option of the connection: that would replace the options of the URL.
         with raw.cursor() as cursor:
-            cursor.execute(f"SET lock_timeout = {round(LOCK_TIMEOUT_S * 1000)}")
+            cursor.execute(
+                f"SET lock_timeout = {round(LOCK_TIMEOUT_S * 1000)}; "
+                f"SET idle_in_transaction_session_timeout = {round(IDLE_TIMEOUT_S * 1000)}"
+            )
         raw.commit()
 
     return made
@@ -101,25 +109,6 @@ def check(opened: Engine) -> None:
     if encoding != "UTF8":
         remedy = "createdb --encoding=UTF8 --template=template0 DATABASE"
         raise NotSupported(f"{place} keeps text as {encoding}", remedy)
-
-
-def reserve(opened: Engine) -> Connection:
-    """Take the lock of the one control plane of a database; it is free when the connection is closed.
-
-    A control plane that is ending has some seconds to release it. Raises Conflict.
-    """
-    conn = opened.connect().execution_options(isolation_level="AUTOCOMMIT")
-    conn.detach()  # the pool would close or replace it
-    try:
-        conn.exec_driver_sql(f"SELECT pg_advisory_lock({_CONTROL_PLANE})")
-    except OperationalError as error:
-        conn.close()
-        if "lock timeout" not in str(error.orig):
-            raise
-        place = without_password(opened.url.render_as_string(hide_password=False))
-        said = f"another control plane uses the database {place}"
-        raise Conflict(said, "stop it, or make a database for this one") from None
-    return conn
 
 
 def unreachable(place: str, said: str) -> StoreError:

@@ -1,0 +1,95 @@
+"""Two control planes on one PostgreSQL database: the leader is killed, or stopped beyond its lease."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from support.databases import PostgresServer
+from support.replicas import Replicas, RunningReplica
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.extras]
+_numbers = count()
+
+
+@pytest.fixture
+def replicas(postgres: PostgresServer, tmp_path: Path) -> Iterator[Replicas]:
+    one = Replicas(tmp_path, postgres.create(f"replicas_{next(_numbers)}", empty=False))
+    yield one
+    one.close()
+
+
+def test_a_standby_goes_on_where_a_killed_leader_was(replicas: Replicas) -> None:
+    """Jobs that run are left alone, queued ones start, and reports of the meantime arrive once."""
+    replicas.start()
+    replicas.start()
+    replicas.wait()
+    leader, standby = replicas.leader(), replicas.standby()
+    with replicas.client(standby) as client:
+        running = replicas.submit(client, 12)
+        # The leader hears at once of a job that another replica has stored.
+        events = client.events(running, after=1, wait_s=30).events
+        assert [one.kind for one in events][:1] == ["attempt_placed"]
+        wait_until(lambda: client.job(running).state == "running", every_s=0.1)
+        replicas.kill(leader)
+        queued = [replicas.submit(client, 0) for _ in range(3)]
+        wait_until(replicas.are_over, "the jobs", every_s=0.5)
+        assert client.job(running).attempts == 1 and len(queued) == 3
+        shown = [one.kind for one in client.history(running)]
+        assert len(shown) == len(set(shown)), "an event came twice"
+    assert set(replicas.starts().values()) == {1}
+    assert standby.role() == "leader"
+    assert (replicas.home / "server.json").read_text().count(standby.url) == 1
+
+
+def frozen_past_its_lease(replicas: Replicas) -> RunningReplica:
+    """Stop the leader while it works, wait for another one, and let it wake; returns the one that woke."""
+    leader = replicas.leader()
+    with replicas.client(replicas.standby()) as client:
+        for _ in range(12):
+            replicas.submit(client, 0.2)
+        wait_until(lambda: replicas.loop_writes(leader), "the first write", every_s=0.05)
+        leader.process.send_signal(signal.SIGSTOP)
+        other = replicas.leader(leader)
+        wait_until(lambda: replicas.loop_writes(other), "the new leader's writes", every_s=0.1)
+    return leader
+
+
+def test_a_leader_that_was_stopped_past_its_lease_writes_nothing(replicas: Replicas) -> None:
+    replicas.start()
+    replicas.start()
+    replicas.wait()
+    replicas.audit()
+    old = frozen_past_its_lease(replicas)
+    before = replicas.loop_writes(old)
+    old.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: old.role() == "standby", "it stands by", every_s=0.1)
+    wait_until(replicas.are_over, "the jobs", every_s=0.5)
+    assert replicas.loop_writes(old) == before
+    assert set(replicas.starts().values()) == {1}
+    assert old.process.poll() is None and len(replicas.running) == 2
+
+
+def test_without_the_guard_it_would_write(replicas: Replicas) -> None:
+    """The guard of the test above, off in one process: two processes run the loops at the same time."""
+    replicas.start(guarded=False)
+    replicas.wait()
+    replicas.start()
+    replicas.wait()
+    replicas.audit()
+    old = frozen_past_its_lease(replicas)
+    before = replicas.loop_writes(old)
+    old.process.send_signal(signal.SIGCONT)
+    with replicas.client(replicas.leader(old)) as client:
+
+        def writes() -> bool:
+            replicas.submit(client, 0)
+            return replicas.loop_writes(old) > before
+
+        wait_until(writes, "a write of the old leader", every_s=0.5)
+    assert old.role() == "leader" == replicas.leader(old).role()

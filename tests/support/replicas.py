@@ -1,0 +1,189 @@
+"""Several real control planes on one PostgreSQL database, which tests kill, stop and count the work of."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import psycopg
+
+from phalanx.schemas.api.jobs import SubmitRequest
+from phalanx.sdk import PhalanxClient
+from support.waiting import wait_until
+
+# A control plane without the guard: no write of a loop is checked, and a lost lease is not noticed.
+UNGUARDED = """
+import sys
+from phalanx.server.leadership import Leadership
+from phalanx.store.leadership import leases
+leases.check = lambda tx, lease: None
+leases.renew = lambda tx, lease, ttl_s: None
+Leadership.expect = lambda self, lease: None
+from phalanx.standalone.__main__ main
+sys.exit(main())
+""".replace("__main__ main", "__main__ import main")
+# Who writes what the loops write: one row for each placement and for each command that is taken or done.
+AUDIT = """
+CREATE TABLE audit (id bigserial, application text, what text, at timestamptz);
+CREATE FUNCTION audited() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  INSERT INTO audit (application, what, at)
+  VALUES (current_setting('application_name'), TG_TABLE_NAME, clock_timestamp());
+  RETURN NEW;
+END $$;
+CREATE TRIGGER audited AFTER INSERT ON events FOR EACH ROW WHEN (NEW.kind = 'attempt_placed')
+  EXECUTE FUNCTION audited();
+CREATE TRIGGER audited AFTER UPDATE ON commands FOR EACH ROW EXECUTE FUNCTION audited();
+"""
+
+
+@dataclass(slots=True)
+class RunningReplica:
+    """One control plane process and its URL."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    url: str = ""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def role(self) -> str:
+        """`leader`, `standby`, or empty where nothing answers."""
+        try:
+            return str(httpx.get(f"{self.url}/healthz", timeout=5.0).json()["role"])
+        except httpx.HTTPError:
+            return ""
+
+    def has_answered(self) -> bool:
+        """Whether it has told its URL; fails with its output when it has ended."""
+        text = self.log.read_text()
+        assert self.process.poll() is None, text
+        if not self.url and " at http" in text:
+            self.url = text.split(" at ")[1].split()[0]
+        return bool(self.url)
+
+
+class Replicas:
+    """The control planes of one home and database. Each job appends a line to a file when it starts."""
+
+    def __init__(self, root: Path, url: str, slots: int = 4) -> None:
+        self.root, self.database, self.slots = root, url, slots
+        self.home = root / "home"
+        (root / "starts").mkdir()
+        self.running: list[RunningReplica] = []
+        self._started = self._submitted = 0
+
+    def start(self, *, guarded: bool = True) -> RunningReplica:
+        """Start one more control plane; `wait` waits for it."""
+        self._started += 1
+        log = self.root / f"replica-{self._started}.log"
+        program = ["-m", "phalanx.standalone"] if guarded else ["-c", UNGUARDED]
+        words = [sys.executable, *program, "--home", str(self.home), "--slots", str(self.slots)]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                words,
+                env={**os.environ, "PHALANX__DATABASE__URL": self.database},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self.running.append(RunningReplica(process, log))
+        return self.running[-1]
+
+    def wait(self) -> None:
+        """Wait until all answer and one leads."""
+        wait_until(lambda: all(one.has_answered() for one in self.running), "the replicas")
+        self.leader()
+
+    def audit(self) -> None:
+        """Note from now on which process writes what the loops write."""
+        with psycopg.connect(self.database) as conn:
+            conn.execute(AUDIT)
+
+    def ask(self, query: str, values: Any = ()) -> list[tuple[Any, ...]]:
+        """Read from the database."""
+        with psycopg.connect(self.database) as conn:
+            return conn.execute(query, values).fetchall()
+
+    def loop_writes(self, one: RunningReplica) -> int:
+        """How often a process has written what the loops write."""
+        query = "SELECT count(*) FROM audit WHERE application = %s"
+        return int(self.ask(query, [f"phalanx {one.pid}"])[0][0])
+
+    def leader(self, *others: RunningReplica) -> RunningReplica:
+        """Wait until one leads that is none of `others`."""
+        found: list[RunningReplica] = []
+
+        def leads() -> bool:
+            found[:] = [one for one in self.running if one not in others and one.role() == "leader"]
+            return bool(found)
+
+        wait_until(leads, "a leader", every_s=0.1)
+        return found[0]
+
+    def standby(self) -> RunningReplica:
+        """One that does not lead."""
+        leader = self.leader()
+        return next(one for one in self.running if one is not leader)
+
+    def client(self, one: RunningReplica) -> PhalanxClient:
+        return PhalanxClient(one.url, (self.home / "token").read_text().strip())
+
+    def submit(self, client: PhalanxClient, sleep_s: float) -> int:
+        """Submit a job of one rank that notes its start."""
+        self._submitted += 1
+        note = self.root / "starts" / str(self._submitted)
+        script = f"echo started >> {note}; sleep {sleep_s}"
+        spec = {
+            "schema": 1,
+            "name": "noted",
+            "run": ["sh", "-c", script],
+            "framework": "none",
+            "resources": {"nodes": 1, "slots_per_node": 1},
+        }
+        return client.submit(SubmitRequest(spec=spec), key=f"noted-{self._submitted}").job.num
+
+    def starts(self) -> dict[str, int]:
+        """How often each submitted job has started."""
+        names = [str(num + 1) for num in range(self._submitted)]
+        return {name: self._lines(self.root / "starts" / name) for name in names}
+
+    @staticmethod
+    def _lines(path: Path) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return len(path.read_text().splitlines())
+        return 0
+
+    def are_over(self) -> bool:
+        """Whether every job has ended well."""
+        found = dict(self.ask("SELECT state, count(*) FROM jobs GROUP BY state"))
+        assert not found.keys() & {"failed", "cancelled"}, found
+        return set(found) == {"succeeded"} and found["succeeded"] == self._submitted
+
+    def kill(self, one: RunningReplica) -> None:
+        """`kill -9`."""
+        one.process.kill()
+        one.process.wait()
+        self.running.remove(one)
+
+    def close(self) -> None:
+        """End all processes of the home."""
+        for one in self.running:
+            one.process.send_signal(signal.SIGCONT)
+            one.process.kill()
+            one.process.wait()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if "phalanx.supervise" in words and any(str(self.home) in word for word in words):
+                    process.kill()
