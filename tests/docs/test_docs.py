@@ -1,5 +1,6 @@
 """The documentation says what the program does."""
 
+import functools
 import re
 import shlex
 import subprocess
@@ -76,10 +77,15 @@ def test_there_are_commands_to_check():
     assert len(commands()) > 30
 
 
+@functools.cache
+def root_command():
+    return typer.main.get_command(app)
+
+
 @pytest.mark.parametrize(("page", "line"), commands())
 def test_commands_exist_with_their_options(page, line):
     words = shlex.split(line, comments=True)[1:]
-    root = typer.main.get_command(app)
+    root = root_command()
     while words and words[0].startswith("--"):
         words = words[2:] if "=" not in words[0] and words[0] != "--help" else words[1:]
     if not words or words[0] == "--help":
