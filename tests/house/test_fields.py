@@ -71,7 +71,6 @@ _PACKAGES = "supervise/packages reads the request as JSON, before models are loa
 OTHERWISE: dict[str, str] = {
     **dict.fromkeys(
         (
-            "JobSpec.depends_on",
             "JobSpec.env_compat",
             "JobSpec.image",
             "JobSpec.job_class",

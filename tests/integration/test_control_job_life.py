@@ -6,7 +6,7 @@ import pytest
 
 from integration.rig import Rig
 from phalanx.core.jobs.desired import Action
-from phalanx.errors import Conflict, NotFound
+from phalanx.errors import Conflict, NotFound, SpecInvalid
 from phalanx.schemas.wire import supervision as wire
 
 pytestmark = pytest.mark.integration
@@ -220,3 +220,29 @@ def test_unknown_jobs_are_not_found(rig: Rig) -> None:
     for call in (rig.client.job, rig.client.events, rig.client.logs, rig.client.checkpoints):
         with pytest.raises(NotFound, match="no job j-9"):
             call(9)
+
+
+def test_a_job_waits_for_another_outside_of_the_queue(rig: Rig) -> None:
+    first = rig.submit()
+    second = rig.submit(depends_on=[f"j-{first}"])
+    third = rig.submit(depends_on={"afternotok": f"j-{second}"})
+    supervisor = launch(rig, first)
+    view = rig.job(second)
+    assert (view.state, view.reason.code) == ("waiting", "waiting_for_dependencies")
+    assert [(one.label, one.kind, one.state) for one in view.waits_for] == [
+        (f"j-{first}", "afterok", "running")
+    ]
+    assert f"waits for j-{first} to succeed" in rig.client.why(second).reason.message
+    supervisor.step(0, 1)
+    supervisor.ended(0, "succeeded", step=1)
+    supervisor.leave()
+    rig.turn()
+    assert rig.job(first).state == "succeeded"
+    supervisor = launch(rig, second)
+    supervisor.ended(0, "succeeded", step=1)
+    supervisor.leave()
+    rig.turn()
+    assert (rig.job(third).state, rig.job(third).reason.code) == ("cancelled", "dependency_failed")
+    rig.check_log(third)
+    with pytest.raises(SpecInvalid, match="there is no such job"):
+        rig.submit(depends_on="j-999")

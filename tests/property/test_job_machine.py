@@ -14,6 +14,7 @@ from phalanx.core.gang.placement import GangShape, NodeShare, Placement, RoleSha
 from phalanx.core.gang.roles import part_at
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import Budget, RecoveryPolicy
+from phalanx.core.jobs.dependencies import Dependency, DependencyKind
 from phalanx.core.jobs.desired import Action, desired
 from phalanx.core.jobs.machine import TRANSITIONS, create, decide, due, rebuild, wake_at
 from phalanx.core.jobs.model import (
@@ -34,12 +35,13 @@ pytestmark = pytest.mark.unit
 
 S = JobState
 ALLOWED = {
+    S.WAITING: {S.QUEUED, S.PAUSED, S.CANCELLED, S.FAILED},
     S.QUEUED: {S.STARTING, S.PAUSED, S.CANCELLED, S.FAILED},
     S.STARTING: {S.RUNNING, S.QUEUED, S.FAILED, S.STOPPING, S.RECOVERING},
     S.RUNNING: {S.SUCCEEDED, S.FAILED, S.RECOVERING, S.STOPPING},
     S.RECOVERING: {S.RUNNING, S.QUEUED, S.FAILED, S.STOPPING},
     S.STOPPING: {S.QUEUED, S.PAUSED, S.CANCELLED, S.FAILED, S.SUCCEEDED},
-    S.PAUSED: {S.QUEUED, S.CANCELLED, S.FAILED},
+    S.PAUSED: {S.WAITING, S.QUEUED, S.CANCELLED, S.FAILED},
 }
 # A gang that ends well before its last node said that it began never counts as running.
 ALLOWED[S.STARTING] = ALLOWED[S.STARTING] | {S.SUCCEEDED}
@@ -83,6 +85,9 @@ terms = st.builds(
     grace_s=st.floats(0, 60),
     max_duration_s=st.none() | st.floats(1, 5000),
 )
+
+
+dependencies = st.builds(Dependency, st.integers(1, 3), st.sampled_from(list(DependencyKind)))
 
 
 def placement(terms: JobPolicy) -> Placement:
@@ -154,11 +159,17 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
         "changed": lambda: e.SettingsChanged(
             {"max_duration": None}, {"max_duration": 60.0}, draw(st.sampled_from([None, 60.0]))
         ),
+        "other_started": lambda: e.DependencyStarted(draw(st.integers(1, 3))),
+        "other_ended": lambda: e.DependencyEnded(
+            draw(st.integers(1, 3)), draw(st.sampled_from(sorted(TERMINAL)))
+        ),
         "unanswered": lambda: e.StacksOverdue(attempt, generation),
     }
     usual = ["placed", "ready", "started", "started", "ended", "ended", "failed", "waited"]
     leaving = ["released", "released", "lost"]
     pool = usual + (leaving if job.state is S.STOPPING or (live and live.finished) else [])
+    if job.state is S.WAITING:
+        pool = ["other_started", "other_ended"]
     name = draw(st.sampled_from(pool if draw(st.integers(0, 3)) else list(kinds)))
     return kinds[name]()
 
@@ -174,7 +185,7 @@ class Life:
 
 @st.composite
 def lives(draw: st.DrawFn) -> Life:
-    submitted = e.Submitted(7, draw(terms))
+    submitted = e.Submitted(7, draw(terms), tuple(draw(st.lists(dependencies, max_size=2))))
     now = START
     life = Life(create(submitted, now), [(submitted, now)])
     for _ in range(draw(st.integers(0, 40))):
@@ -219,6 +230,7 @@ def check_step(before: Job, after: Job, event: e.JobEvent, commands: tuple[objec
 def check_state(job: Job) -> None:
     # Slots are all held or none, exactly in the holding states.
     assert (job.attempt is not None) == (job.state in HOLDING) == job.holds_slots
+    assert job.state not in (S.WAITING, S.QUEUED) or bool(job.waits_for) == (job.state is S.WAITING)
     assert (job.goal is not None) == (job.state is S.STOPPING)
     assert (job.ended_at is not None) == (job.state in TERMINAL)
     if job.attempt is not None:

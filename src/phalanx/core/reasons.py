@@ -59,6 +59,9 @@ class ReasonCode(StrEnum):
     BEGIN_ANEW_REQUESTED = "begin_anew_requested"
     PARAMS_REJECTED = "params_rejected"
     TARGET_REACHED = "target_reached"
+    WAITING_FOR_DEPENDENCIES = "waiting_for_dependencies"
+    DEPENDENCIES_MET = "dependencies_met"
+    DEPENDENCY_FAILED = "dependency_failed"
 
 
 @dataclass(frozen=True, slots=True)

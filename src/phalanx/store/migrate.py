@@ -16,8 +16,8 @@ from phalanx.errors import Conflict, NotSupported, StoreCorrupt
 from phalanx.kit.text import random_hex
 from phalanx.store.tables import counters, facts, metadata
 
-HEAD = "0013"
-OLDEST_USER = "0013"
+HEAD = "0014"
+OLDEST_USER = "0014"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 
 A migration that only adds leaves it; one that takes or renames something sets it to its own revision.

@@ -87,6 +87,16 @@ jobs = Table(
     Index(None, "ended_at"),
 )
 
+# Open dependencies: `job` waits for `on_job`. Found by the other job; the waiting job has them too.
+job_dependencies = Table(
+    "job_dependencies",
+    metadata,
+    _key("job"),
+    _key("on_job"),
+    Column("kind", String(16), primary_key=True),  # core.jobs.dependencies.DependencyKind
+    Index(None, "on_job"),
+)
+
 events = Table(
     "events",
     metadata,

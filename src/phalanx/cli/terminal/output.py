@@ -72,6 +72,7 @@ def _rich_table(headings: Sequence[str], lines: list[list[str]]) -> None:
 
 
 STATE_STYLES = {
+    "waiting": "yellow",
     "queued": "yellow",
     "starting": "cyan",
     "running": "green",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _WAIT_S = 20.0
 _FEW = 5
 _OVER = ("succeeded", "failed", "cancelled")
-_LIVE = ("queued", "starting", "running", "recovering", "stopping", "paused")
+_LIVE = ("waiting", "queued", "starting", "running", "recovering", "stopping", "paused")
 
 
 def ps(
@@ -122,6 +122,7 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
         ("job", f"{view.label} {view.name}"),
         ("state", view.state + (f" (to {view.goal})" if view.goal else "")),
         ("reason", _reason(view)),
+        ("waits for", "\n".join(f"{o.label} ({o.kind}), {o.state}" for o in view.waits_for)),
         ("project", view.project),
         ("labels", ", ".join(f"{key}={value}" for key, value in view.labels.items())),
         ("gang", shape),

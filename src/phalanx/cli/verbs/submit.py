@@ -112,6 +112,15 @@ Priority = Annotated[
     str | None,
     typer.Option("--priority", help="0 to 100, higher first; or low, normal, high, urgent."),
 ]
+DependsOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--depends-on",
+        metavar="[KIND:]JOB",
+        help="A job to wait for, such as j-12; KIND is after, afterany, afterok (the default) or"
+        " afternotok. May be repeated.",
+    ),
+]
 NoWarm = Annotated[bool, typer.Option("--no-warm", help="Start ranks without the warm process.")]
 WarmImport = Annotated[
     list[str] | None,
@@ -258,7 +267,7 @@ def after(detach: bool, all_ranks: bool) -> str:
     return "all" if all_ranks else "first"
 
 
-def submit(
+def submit(  # noqa: PLR0913 (one parameter for each flag)
     ctx: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A job spec in YAML.")],
     ranks: Annotated[
@@ -266,6 +275,7 @@ def submit(
         typer.Option("-n", "--ranks", min=1, help="Ranks in all, instead of the file's shape."),
     ] = None,
     on_final_failure: OnFinalFailure = None,
+    depends_on: DependsOn = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the job, as `run` does.")
     ] = False,
@@ -281,6 +291,8 @@ def submit(
         spec = _with_ranks(spec, ranks)
     if on_final_failure is not None:
         spec = _with_final_failure(spec, on_final_failure)
+    if depends_on:
+        spec = _with_dependencies(spec, depends_on)
     _refuse_unsupported(spec)
     root = (session.invocation.cwd / file).parent / spec.workdir
     if not root.is_dir():
@@ -315,6 +327,18 @@ def _with_final_failure(spec: JobSpec, wanted: str) -> JobSpec:
 
     body = resolved(spec)
     return validate_spec({**body, "checkpoint": {**body["checkpoint"], "on_final_failure": wanted}})
+
+
+def _with_dependencies(spec: JobSpec, wanted: Sequence[str]) -> JobSpec:
+    """The spec with more dependencies, each `KIND:JOB` or `JOB`. Raises SpecInvalid."""
+    from phalanx.schemas.spec.document import resolved, validate_spec
+
+    body = resolved(spec)
+    kinds = {kind: list(names) for kind, names in body["depends_on"].items()}
+    for one in wanted:
+        kind, colon, job = one.partition(":")
+        kinds.setdefault(kind if colon else "afterok", []).append(job if colon else one)
+    return validate_spec({**body, "depends_on": kinds})
 
 
 def _refuse_unsupported(spec: JobSpec) -> None:

@@ -9,7 +9,8 @@ from typing import Any, get_args
 from phalanx.core.codec import earlier_names
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.placement import Placement, SlotOffer
-from phalanx.core.jobs.model import JobPolicy, NodeOutcome, StopGoal
+from phalanx.core.jobs.dependencies import Dependency
+from phalanx.core.jobs.model import JobPolicy, JobState, NodeOutcome, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 
 
@@ -20,6 +21,7 @@ class Submitted:
 
     num: int
     policy: JobPolicy
+    waits_for: tuple[Dependency, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,21 @@ class SettingsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class DependencyStarted:
+    """All ranks of a job that this one depends on have started."""
+
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class DependencyEnded:
+    """A job that this one depends on has ended, in this state."""
+
+    job: int
+    state: JobState
+
+
+@dataclass(frozen=True, slots=True)
 class BackoffElapsed:
     """The wait before the next generation is over."""
 
@@ -259,6 +276,8 @@ JobEvent = (
     | StacksOverdue
     | TargetRaised
     | SettingsChanged
+    | DependencyStarted
+    | DependencyEnded
 )
 
 EVENT_TYPES: tuple[type[JobEvent], ...] = get_args(JobEvent)

@@ -13,6 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.core.jobs import events as e
+from phalanx.core.jobs.handlers.dependencies import (
+    dependency_ended,
+    dependency_started,
+    enter_queue,
+)
 from phalanx.core.jobs.handlers.generation import (
     backoff_elapsed,
     committed,
@@ -78,9 +83,10 @@ QUEUED = Ignore("the job waits for slots")
 IDLE = Ignore("the job does not run")
 STOPS = Ignore("the job is stopping")
 ACTIVE = Ignore("the job is not stopping")
+STARTED = Ignore("the job waits for no other")
 
 COLUMNS: tuple[tuple[JobState, ...], ...] = (
-    (JobState.QUEUED,),
+    (JobState.WAITING, JobState.QUEUED),
     (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING),
     (JobState.STOPPING,),
     (JobState.PAUSED,),
@@ -112,6 +118,8 @@ ROWS: tuple[tuple[type[e.JobEvent], Cell, Cell, Cell, Cell, Cell], ...] = (
     (e.StacksOverdue,         LATE,           stacks_overdue,    STOPS,             LATE,      LATE),
     (e.TargetRaised,          raised,         raised,            raised,            raised,    JOB_OVER),
     (e.SettingsChanged,       *(settings_changed,) * 5),
+    (e.DependencyStarted, dependency_started, STARTED,           STARTED, dependency_started,  JOB_OVER),
+    (e.DependencyEnded,   dependency_ended,   STARTED,           STARTED, dependency_ended,    JOB_OVER),
 )
 # fmt: on
 TRANSITIONS: dict[tuple[JobState, type], Cell] = {
@@ -149,7 +157,8 @@ def _stale(job: Job, event: e.JobEvent) -> str | None:
 
 def create(event: e.Submitted, now: int) -> Job:
     """The job that a submit creates."""
-    return Job(num=event.num, policy=event.policy, submitted_at=now, queued_at=now)
+    job = Job(num=event.num, policy=event.policy, submitted_at=now, waits_for=event.waits_for)
+    return enter_queue(job, job.reason, now)
 
 
 def rebuild(log: Iterable[tuple[e.JobEvent, int]]) -> Job:

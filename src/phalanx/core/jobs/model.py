@@ -10,6 +10,7 @@ from phalanx.core.gang.failures import Failure, first_failure
 from phalanx.core.gang.placement import GangShape, Placement, RoleShape, SlotOffer
 from phalanx.core.gang.roles import WORKER, Part, part_at, parts_of
 from phalanx.core.jobs.budgets import RecoveryPolicy, RestartsUsed
+from phalanx.core.jobs.dependencies import Dependency
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.telemetry.profiles import RequestedProfile
 
@@ -17,6 +18,7 @@ from phalanx.core.telemetry.profiles import RequestedProfile
 class JobState(StrEnum):
     """The state of a job. A job holds slots exactly in the states of HOLDING."""
 
+    WAITING = "waiting"
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
@@ -207,6 +209,7 @@ class Job:
     waited_s: float = 0.0  # seconds in the queue before all placements
     preempted_at: tuple[int, ...] = ()  # requests to make room, those of the hour before the last
     until: int | None = None  # raised target of a trial; None: that of its contract
+    waits_for: tuple[Dependency, ...] = ()  # dependencies that are not met yet
 
     def parts_now(self) -> tuple[Part, ...]:
         """The nodes of each role in the live attempt; without an attempt, at full size."""

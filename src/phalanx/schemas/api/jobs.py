@@ -171,8 +171,17 @@ class CommunicationView(ResponseBody):
         return f"{over}: cost {self.cost:.3g}"
 
 
+class DependencyView(ResponseBody):
+    """A dependency that is not met yet: the other job, its state, and what must happen to it."""
+
+    job: int
+    label: str
+    kind: str
+    state: str
+
+
 class JobView(ResponseBody):
-    """A job. `ranks`, `nodes`, `lineage` and `cost` are given for a single job, not in listings."""
+    """A job. `ranks`, `nodes`, `waits_for`, `lineage` and `cost` are given for a single job only."""
 
     num: int
     label: str
@@ -188,6 +197,7 @@ class JobView(ResponseBody):
     state: str
     reason: ReasonView
     pending_reason: ReasonView | None = None  # why a queued job does not start
+    waits_for: list[DependencyView] = Field(default_factory=list)  # dependencies not met yet
     goal: str | None = None  # what a stopping job becomes
     attempt: int | None = None  # the live one
     attempts: int

@@ -29,7 +29,6 @@ from phalanx.schemas.spec.fields import (
     Duration,
     FrameworkName,
     Indices,
-    Jobs,
     Name,
     Names,
     NotEmpty,
@@ -54,6 +53,7 @@ from phalanx.schemas.spec.roles import (
     RolePlan,
 )
 from phalanx.schemas.spec.training import Training
+from phalanx.schemas.spec.workflow import DependsOn, as_afterok
 
 SPEC_SCHEMA: Literal[1] = 1
 _ONE = Range(1, 1)
@@ -325,7 +325,9 @@ class JobSpec(Section):
         default_factory=list, max_length=100, description="File systems and buckets to mount."
     )
     budget: CostLimit | None = optional("Limit on the cost of the job.")
-    depends_on: Jobs = Field(default_factory=list, description="Jobs that must succeed first.")
+    depends_on: Annotated[DependsOn, BeforeValidator(as_afterok)] = Field(
+        default_factory=DependsOn, description="Jobs to wait for; a list: they must succeed first."
+    )
     array: Indices | None = optional("Indices of a job array: one job for each.")
     schedule: Schedule | None = optional("Times of regular starts.")
 

@@ -26,7 +26,7 @@ pre { overflow-x: auto; padding: .8rem; border: 1px solid var(--line); border-ra
   font-size: 13px }
 .state { font-weight: 600 } .succeeded { color: var(--green) } .failed { color: var(--red) }
 .running, .starting { color: var(--blue) }
-.recovering, .stopping, .queued, .paused { color: var(--amber) }
+.recovering, .stopping, .waiting, .queued, .paused { color: var(--amber) }
 svg { width: 100%; height: auto; border: 1px solid var(--line); border-radius: 6px }
 """.strip()
 

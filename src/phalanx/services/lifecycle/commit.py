@@ -17,6 +17,7 @@ from phalanx.errors import Bug, InvalidTransition, InvariantBroken, StoreError
 from phalanx.kit.units import to_rfc3339
 from phalanx.services.caches.study_cache import TOLD_TO_STUDIES, TRIAL_JOBS
 from phalanx.services.ledger.settle import settle
+from phalanx.services.workflow import dependencies
 from phalanx.store import events as log
 from phalanx.store import jobs, outbox
 from phalanx.store.database import Tx
@@ -26,6 +27,7 @@ _LOG = logging.getLogger(__name__)
 QUEUE = "queue"
 TIMERS = "timers"
 LEAVING = "leaving"
+_DEPENDENCIES = "dependencies"
 
 
 def job_topic(num: int) -> str:
@@ -51,7 +53,10 @@ def commit_new(tx: Tx, submitted: Submitted, facts: JobFacts, now: int, actor: s
 def commit_new_many(
     tx: Tx, fresh: Sequence[tuple[Submitted, JobFacts]], now: int, actor: str
 ) -> list[Job]:
-    """Store many submitted jobs in a few statements."""
+    """Store many submitted jobs in a few statements; returns them as they are stored then.
+
+    Raises SpecInvalid for a dependency on a job that does not exist.
+    """
     made = [(create(submitted, now), submitted, facts) for submitted, facts in fresh]
     jobs.insert(tx, [(job, facts, wake_at(job)) for job, _, facts in made])
     log.append(tx, [_entry(job, submitted, 1, now, actor) for job, submitted, _ in made])
@@ -59,7 +64,9 @@ def commit_new_many(
         tx.touched.rows[job.num] = StoredJob(job, facts, 1, 1, None)
         _touch(tx, job, wake_at(job))
     tx.touched.topics.add(QUEUE)
-    return [job for job, _, _ in made]
+    _tell(tx, dependencies.register(tx, [job for job, _, _ in made]), now)
+    stored = (tx.touched.rows[job.num] for job, _, _ in made)
+    return [one.job for one in stored if isinstance(one, StoredJob)]
 
 
 def commit_events(
@@ -169,7 +176,32 @@ def _applied(
 
 
 def _write(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
+    """Save the jobs, then those that waited for their starts and ends."""
+    _save(tx, changed, now)
+    _tell(tx, dependencies.settle(tx, _turns(changed)), now)
+
+
+def _tell(tx: Tx, batch: dependencies.Batch, now: int) -> None:
+    """Tell jobs what happened to those they wait for, and so on: a chain may be as long as it likes."""
+    while batch:
+        events = dict(batch)
+        found = [
+            _applied(tx, stored, events[stored.job.num], now, _DEPENDENCIES)
+            for stored in jobs.load_many(tx, sorted(events))
+        ]
+        changed = [one for one in found if one is not None]
+        _save(tx, changed, now)
+        batch = dependencies.settle(tx, _turns(changed))
+
+
+def _turns(changed: Sequence[_Changed]) -> list[tuple[Job, Job]]:
+    return [(one.before.job, one.job) for one in changed]
+
+
+def _save(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
     """Save the jobs, append the events, queue the commands and collect the topics to notify."""
+    if not changed:
+        return
     jobs.save_many(tx, [(one.before, one.job, one.wake, len(one.entries)) for one in changed])
     log.append(tx, [entry for one in changed for entry in one.entries])
     outbox.add(tx, [(one.job.num, c) for one in changed for c in one.commands], now)

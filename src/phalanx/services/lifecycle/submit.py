@@ -26,6 +26,7 @@ from phalanx.services.lifecycle.admission import facts_of, misfits, over_project
 from phalanx.services.lifecycle.commit import commit_new
 from phalanx.services.lifecycle.folder_check import check_folder
 from phalanx.services.platform import Platform
+from phalanx.services.workflow import dependencies
 from phalanx.store import jobs, resources
 from phalanx.store.database import Tx
 from phalanx.store.idempotency import RequestKey, earlier_answer, once
@@ -89,6 +90,8 @@ class PreparedJob:
     facts: JobFacts
     #: values of its secret variables by layer, for a file of its own
     secrets: Mapping[str, Mapping[str, str]]
+    #: the user, which must be allowed to read the jobs that it depends on; None: the platform itself
+    by: Caller | None = None
 
 
 def submit(
@@ -162,7 +165,7 @@ def prepare(
         study=None if trial is None else trial.study,
         trial=None if trial is None else trial.trial,
     )
-    return PreparedJob(request, accepted, facts, values)
+    return PreparedJob(request, accepted, facts, values, by)
 
 
 def store_prepared(
@@ -179,7 +182,8 @@ def store_prepared(
     secret_files.store_own(platform.home.job_secrets_file(num), prepared.secrets)
     if actor is None:
         actor = actor_of(request.owner)
-    commit_new(tx, Submitted(num, spec.to_policy()), prepared.facts, now, actor)
+    waits_for = dependencies.resolve(tx, spec.depends_on, num, {}, prepared.by)
+    commit_new(tx, Submitted(num, spec.to_policy(), waits_for), prepared.facts, now, actor)
     return num
 
 

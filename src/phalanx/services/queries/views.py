@@ -21,6 +21,7 @@ from phalanx.schemas.api.cost import CostView
 from phalanx.schemas.api.jobs import (
     CheckpointView,
     CommunicationView,
+    DependencyView,
     EventPage,
     EventView,
     FailureView,
@@ -43,6 +44,7 @@ from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFilter, StoredJob
 from phalanx.store.supervisors import SupervisorRow
 from phalanx.store.telemetry import MetricChunk
+from phalanx.store.workflow import dependencies
 
 MISSING = "missing"
 """The state of a checkpoint that was committed, not removed by retention, and is not there."""
@@ -190,12 +192,28 @@ def _detailed(platform: Platform, tx: Tx, num: int) -> JobView:
             "nodes": [] if job.attempt is None else _nodes(job.attempt, rows),
             "progress": _progress(tx, stored, rows),
             "lineage": lineage_view(tx, job),
+            "waits_for": waits_for(tx, job),
             "spec": shown_spec(facts.spec),
             "code": facts.code_digest,
             "directory": str(platform.home.job_dir(num)),
             "checkpoint_dir": str(checkpoint_dir(platform.home, facts.project, num)),
         }
     )
+
+
+def waits_for(tx: Tx, job: Job) -> list[DependencyView]:
+    """The dependencies of a job that are not met yet, with the states of the other jobs."""
+    known = dependencies.others(tx, (one.job for one in job.waits_for))
+    return [
+        DependencyView(
+            job=one.job,
+            label=job_label(one.job),
+            kind=one.kind.value,
+            state=known[one.job].state.value,
+        )
+        for one in job.waits_for
+        if one.job in known
+    ]
 
 
 def _brief(tx: Tx, stored: StoredJob) -> JobView:

@@ -22,6 +22,8 @@ from phalanx.errors import InvariantBroken
 
 def attempt_placed(job: Job, event: e.AttemptPlaced, now: int) -> Decision:
     """Take the placement and have its supervisors launched."""
+    if job.state is JobState.WAITING:
+        return Decision(job, ignored="the job waits for other jobs")
     if event.attempt != job.attempts + 1:
         return Decision(job, ignored=f"attempt {event.attempt} is not the next one")
     _check_shape(job, event.placement)

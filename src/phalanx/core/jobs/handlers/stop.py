@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import RestartsUsed
+from phalanx.core.jobs.handlers.dependencies import enter_queue
 from phalanx.core.jobs.handlers.steps import US, stop
 from phalanx.core.jobs.model import (
     Decision,
@@ -87,7 +88,7 @@ def resumed(job: Job, event: e.Resumed, now: int) -> Decision:
         job = replace(job, progress=progress, spending=RestartsUsed())
     else:
         reason = Reason(ReasonCode.RESUME_REQUESTED)
-    return Decision(replace(job, state=JobState.QUEUED, reason=reason, queued_at=now))
+    return Decision(enter_queue(job, reason, now))
 
 
 def raised(job: Job, event: e.TargetRaised, now: int) -> Decision:

@@ -1,0 +1,1 @@
+"""Rows that connect jobs with each other: which job waits for which."""
