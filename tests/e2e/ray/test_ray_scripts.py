@@ -78,7 +78,8 @@ def test_a_stopped_ray_job_leaves_nothing(platform):
     assert no_ray_left(job) == []
 
 
-def test_a_killed_tune_search_goes_on_with_the_trials_that_have_not_ended(platform, tmp_path):
+@pytest.mark.parametrize("end", ["killed", pytest.param("paused", marks=pytest.mark.proof)])
+def test_a_tune_search_goes_on_with_the_trials_that_have_not_ended(platform, tmp_path, end):
     import os
     import signal
     import sys
@@ -102,8 +103,13 @@ def test_a_killed_tune_search_goes_on_with_the_trials_that_have_not_ended(platfo
 
     # The fourth and fifth trial have begun, so the controller knows that the first three have ended.
     wait_until(lambda: noted("third step of 3") and noted("third step of 4"), "trials that wait")
-    os.kill(platform.rank_pids(job)[0], signal.SIGKILL)
-    wait_until(lambda: platform.show(job).restarts == 1, "the restart")
+    if end == "killed":
+        os.kill(platform.rank_pids(job)[0], signal.SIGKILL)
+        wait_until(lambda: platform.show(job).restarts == 1, "the restart")
+    else:  # as when a job with a higher priority takes its slots
+        platform.run("pause", job)
+        platform.wait_state(job, "paused")
+        platform.run("resume", job)
     (tmp_path / "hold").unlink()
     platform.wait_state(job, "succeeded")
     assert [noted(f"end {n}") for n in range(6)] == [[f"end {n}"] for n in range(6)]
