@@ -12,6 +12,7 @@ docs/reference/settings.md             from the model of the control plane's set
 docs/reference/python-library.md       from the signatures and docstrings of `phalanx.train`
 docs/reference/sdk.md                  from those of `phalanx.sdk`
 docs/reference/rest.md                 from the OpenAPI document of the control plane
+docs/reference/roles.md                from the declarations of the routes
 docs/reference/metrics.md              its tables, from the instruments and the exposition
 docs/reference/environment.md          its table of a rank's variables, from `core/contract`
 """
@@ -39,6 +40,7 @@ from phalanx.core.jobs.model import HOLDING, TERMINAL, JobState, StopGoal
 from phalanx.core.reasons import Cause, ReasonCode
 from phalanx.core.search.model import TrialStatus
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Kind
+from phalanx.core.tenancy.roles import OF_ALL, PERMISSIONS, Permission, UserRole
 from phalanx.kit.units import format_duration
 from phalanx.schemas.pools.pool_file import PoolFile
 from phalanx.schemas.pools.project_file import ProjectFile
@@ -47,6 +49,7 @@ from phalanx.schemas.spec.document import json_schema, validate_spec
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.study import StudySpec
 from phalanx.schemas.spec.support import check_supported
+from phalanx.server.access import Of
 from phalanx.server.openapi import add_routes
 from phalanx.server.settings import Settings
 
@@ -434,6 +437,44 @@ def rest_page() -> str:
     return page("REST API", intro, *api_reference.rest_page(document, table))
 
 
+def roles_page() -> str:
+    """The table of routes and roles, from the declarations of the routes."""
+    document = FastAPI(title="Phalanx", docs_url=None, redoc_url=None)
+    rows = []
+    for (method, path), access in sorted(
+        add_routes(document).of_route.items(), key=lambda one: (one[0][1], one[0][0])
+    ):
+        if not access.needs_caller:
+            continue
+        may = ["yes" if _has(role, access.permission) else "" for role in UserRole]
+        rows.append(
+            [f"`{method} {path}`", f"`{access.permission}`", PLACES[access.of]]
+            + (["yes"] * len(UserRole) if access.permission in OF_ALL else may)
+        )
+    intro = (
+        "What each [role](../how-to/users-and-roles.md) may do. The role counts in the project of the "
+        "column `in`; a role for the whole platform counts in every one. The owner of a job or study may "
+        "do what needs `jobs.change` to it as a member. A token also needs the scope that "
+        "[the REST API](rest.md) names. Routes without a caller are left out."
+    )
+    heads = ["route", "permission", "in", *(str(role) for role in UserRole)]
+    return page("Routes and roles", intro, table(heads, rows))
+
+
+PLACES = {
+    Of.WHOLE: "the whole platform",
+    Of.ANY: "any project; the rest is left out",
+    Of.BODY: "the project of the body",
+    Of.JOB: "the project of the job",
+    Of.STUDY: "the project of the study",
+    Of.PROJECT: "the project",
+}
+
+
+def _has(role: UserRole, permission: Permission) -> bool:
+    return permission in PERMISSIONS[role]
+
+
 def metrics_page() -> str:
     ranks = []
     for one in INSTRUMENTS.values():
@@ -474,6 +515,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "python-library.md": library_page,
     "sdk.md": sdk_page,
     "rest.md": rest_page,
+    "roles.md": roles_page,
     "metrics.md": metrics_page,
     "environment.md": environment_page,
 }

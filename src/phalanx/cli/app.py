@@ -32,6 +32,7 @@ from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
 from phalanx.cli.verbs.studies.sweep import sweep_app
+from phalanx.cli.verbs.tenancy.accounts import grants_app, groups_app, users_app, whoami
 from phalanx.cli.verbs.tokens import token_app
 
 _TRAIN, _LOOK, _STEER, _PLATFORM = "Train", "Look", "Steer", "Platform"
@@ -102,6 +103,7 @@ for _verb, _panel in (
     (jobs.resume, _STEER),
     (settings.update, _STEER),
     (secrets.secrets, _PLATFORM),
+    (whoami, _PLATFORM),
     (platform.up, _PLATFORM),
     (platform.doctor, _PLATFORM),
 ):
@@ -117,6 +119,7 @@ app.add_typer(recipe_app, rich_help_panel=_TRAIN)
 app.add_typer(bench_app, rich_help_panel=_PLATFORM)
 for _group in (
     *(pools_app, nodes_app, projects_app, scheduler_app, token_app),
+    *(users_app, groups_app, grants_app),
     *(platform.admin_app, submit.spec_app),
 ):
     app.add_typer(_group, rich_help_panel=_PLATFORM)

@@ -30,6 +30,7 @@ from phalanx.schemas.api.pools import (
     SetPolicyRequest,
 )
 from phalanx.schemas.api.why import WhyView
+from phalanx.sdk.accounts import AccountCalls
 from phalanx.sdk.cost import CostCalls
 from phalanx.sdk.jobs import JobCalls
 from phalanx.sdk.studies import StudyCalls
@@ -59,6 +60,11 @@ class PhalanxClient(JobCalls):
     def costs(self) -> CostCalls:
         """The calls about cost, on the same connection."""
         return CostCalls(self.url, self._http)
+
+    @cached_property
+    def accounts(self) -> AccountCalls:
+        """The calls about users, groups and roles, on the same connection."""
+        return AccountCalls(self.url, self._http)
 
     def is_healthy(self) -> bool:
         """Whether a server answers; False instead of an error."""
@@ -152,15 +158,28 @@ class PhalanxClient(JobCalls):
         self._delete(f"{V1}/scheduler/policy")
 
     def tokens(self) -> list[TokenView]:
-        """Tokens that have not expired, without their values. Needs the scope admin."""
+        """Your tokens that have not expired, without values; those of all for an admin.
+
+        Needs the scope admin.
+        """
         return self._get(f"{V1}/tokens", list[TokenView])
 
     def create_token(
-        self, name: str, scopes: Iterable[Scope | str], expires_s: float | None = None
+        self,
+        name: str,
+        scopes: Iterable[Scope | str],
+        expires_s: float | None = None,
+        *,
+        principal: str | None = None,
     ) -> TokenCreated:
-        """Create a token; its value is in the answer and cannot be read again. Raises SpecInvalid."""
+        """Create a token; its value is in the answer and cannot be read again. Raises SpecInvalid.
+
+        An admin of the platform may name another account as its `principal`.
+        """
         wanted = [Scope(one) for one in scopes]
-        body = CreateTokenRequest(name=name, scopes=wanted, expires_s=expires_s)
+        body = CreateTokenRequest(
+            name=name, scopes=wanted, expires_s=expires_s, principal=principal
+        )
         return self._post(f"{V1}/tokens", body, TokenCreated)
 
     def rotate_token(self, id: str) -> TokenCreated:

@@ -16,6 +16,7 @@ from phalanx.core.tenancy.roles import SCOPES
 from phalanx.schemas.api.body import ErrorView
 from phalanx.server.access import AccessTable, Of
 from phalanx.server.routers import (
+    accounts,
     cost,
     jobs,
     platform,
@@ -70,6 +71,7 @@ def _routes() -> list[BaseRoute]:
         jobs,
         studies,
         cost,
+        accounts,
         telemetry,
         resources,
         platform,

@@ -31,6 +31,7 @@ class Credential:
     created_at: int  # µs UTC
     expires_at: int | None  # µs UTC; None: never
     parent: str | None = None  # id of a token, or `admin`; None for a token
+    principal: str | None = None  # id of the account; None: the user of the home
 
 
 def insert(tx: Tx, one: Credential) -> None:
@@ -46,8 +47,9 @@ def insert_once(tx: Tx, one: Credential) -> bool:
     # An expired one is as good as none, and its hash would be taken.
     drop_expired(tx, one.created_at)
     statement = text(
-        "INSERT INTO credentials (id, kind, name, scopes, hash, created_at, expires_at, parent) VALUES "
-        "(:id, :kind, :name, :scopes, :hash, :created_at, :expires_at, :parent) ON CONFLICT DO NOTHING"
+        "INSERT INTO credentials (id, kind, name, scopes, hash, created_at, expires_at, parent, principal)"
+        " VALUES (:id, :kind, :name, :scopes, :hash, :created_at, :expires_at, :parent, :principal)"
+        " ON CONFLICT DO NOTHING"
     )
     values = {**columns_of(one), "scopes": json.dumps(list(one.scopes))}
     return bool(tx.conn.execute(statement, values).rowcount)
@@ -77,6 +79,11 @@ def remove(tx: Tx, id: str) -> None:
     """Delete a token or session, and the sessions that the token opened."""
     here = credentials.c
     tx.conn.execute(credentials.delete().where(or_(here.id == id, here.parent == id)))
+
+
+def remove_of(tx: Tx, principal: str) -> None:
+    """Delete all tokens and sessions of an account."""
+    tx.conn.execute(credentials.delete().where(credentials.c.principal == principal))
 
 
 def remove_sessions(tx: Tx) -> int:

@@ -273,6 +273,16 @@ def versions(
     return found
 
 
+def among_projects(tx: Tx, nums: Sequence[int], projects: Sequence[str]) -> set[int]:
+    """Those of these jobs that are of one of the projects."""
+    found: set[int] = set()
+    for start in range(0, len(nums), _BATCH):
+        some = nums[start : start + _BATCH]
+        query = select(jobs.c.num).where(jobs.c.num.in_(some), jobs.c.project.in_(projects))
+        found |= set(tx.conn.execute(query).scalars())
+    return found
+
+
 def ended_among(tx: Tx, nums: Sequence[int]) -> dict[int, bool]:
     """Whether each of these jobs has ended; jobs that do not exist are left out."""
     found: dict[int, bool] = {}

@@ -383,8 +383,39 @@ credentials = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger),  # NULL: never
     Column("parent", String(32)),  # of a session: the token that opened it
+    Column("principal", String(140)),  # id of the account; NULL: the user of the home
     Index(None, "hash", unique=True),
     Index(None, "parent"),
+    Index(None, "principal"),
+)
+
+# Users and service accounts.
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("id", String(140), primary_key=True),  # such as user:ada
+    Column("created_at", BigInteger, nullable=False),
+    Column("created_by", String(140), nullable=False),
+)
+
+# A group is there as long as it has a member or a role.
+group_members = Table(
+    "group_members",
+    metadata,
+    Column("group_id", String(140), primary_key=True),  # such as group:ml
+    Column("member", String(140), primary_key=True),  # id of an account
+    Index(None, "member"),
+)
+
+# One role of a user, service account or group in each place.
+role_grants = Table(
+    "role_grants",
+    metadata,
+    Column("subject", String(140), primary_key=True),
+    Column("project", String(128), primary_key=True),  # empty: the whole platform
+    Column("role", String(16), nullable=False),
+    Column("granted_at", BigInteger, nullable=False),
+    Column("granted_by", String(140), nullable=False),
 )
 
 # What trials have reported: the first report of each unit stands.

@@ -21,10 +21,20 @@ from phalanx.schemas.api.studies import (
 )
 from phalanx.schemas.api.telemetry import ProfileRequest, RequestTicket
 from phalanx.sdk import PhalanxClient
+from phalanx.sdk.accounts import AccountCalls
 from phalanx.sdk.cost import CostCalls
 from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.transport import Transport
-from phalanx.server.routers import cost, jobs, platform, resources, studies, telemetry, tokens
+from phalanx.server.routers import (
+    accounts,
+    cost,
+    jobs,
+    platform,
+    resources,
+    studies,
+    telemetry,
+    tokens,
+)
 
 pytestmark = pytest.mark.unit
 TICKET = RequestTicket(attempt=1, generation=0, request=2)
@@ -88,6 +98,15 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "studies.ask": lambda c: c.studies.ask(1, AskRequest()),
     "studies.report": lambda c: c.studies.report(1, 0, TrialReportRequest(unit=1, value=0.5)),
     "studies.tell": lambda c: c.studies.tell(1, 0, TellRequest(value=0.5)),
+    "accounts.who_am_i": lambda c: c.accounts.who_am_i(),
+    "accounts.accounts": lambda c: c.accounts.accounts(),
+    "accounts.add": lambda c: c.accounts.add("ada"),
+    "accounts.remove": lambda c: c.accounts.remove("user:ada"),
+    "accounts.groups": lambda c: c.accounts.groups(),
+    "accounts.set_group": lambda c: c.accounts.set_group("group:ml", []),
+    "accounts.grants": lambda c: c.accounts.grants(),
+    "accounts.grant": lambda c: c.accounts.grant("user:ada", "member", "vision"),
+    "accounts.take": lambda c: c.accounts.take("user:ada", "vision"),
     "studies.add_trial": lambda c: c.studies.add_trial(1, {"lr": 0.1}),
     "costs.report": lambda c: c.costs.report("user", job=1, pool="a", limit=3),
 }
@@ -97,7 +116,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
 def routes() -> dict[tuple[str, str], set[str]]:
     """Method and path pattern of every route, with the names of its query parameters."""
     app = FastAPI()
-    for module in (jobs, telemetry, resources, platform, tokens, studies, cost):
+    for module in (jobs, telemetry, resources, platform, tokens, studies, cost, accounts):
         app.include_router(module.router)
     found = {}
     for path, methods in app.openapi()["paths"].items():
@@ -129,9 +148,10 @@ def request_of(name: str) -> httpx.Request:
 
 def test_the_table_names_every_method() -> None:
     methods = {name for name in dir(PhalanxClient) if not name.startswith("_")}
-    assert methods - set(CALLS) == {"close", "costs", "is_healthy", "studies"}
+    assert methods - set(CALLS) == {"accounts", "close", "costs", "is_healthy", "studies"}
     calls = {f"studies.{name}" for name in set(dir(StudyCalls)) - set(dir(Transport))}
     calls |= {f"costs.{name}" for name in set(dir(CostCalls)) - set(dir(Transport))}
+    calls |= {f"accounts.{name}" for name in set(dir(AccountCalls)) - set(dir(Transport))}
     assert calls <= set(CALLS)
 
 

@@ -17,6 +17,7 @@ _NEVER = "never"
 _COLUMNS: dict[str, Callable[[Any], Any]] = {
     "ID": lambda one: one.id,
     "NAME": lambda one: one.name,
+    "ACCOUNT": lambda one: one.principal,
     "SCOPES": lambda one: ",".join(one.scopes),
     "CREATED": lambda one: output.moment(one.created_at),
     "EXPIRES": lambda one: output.moment(one.expires_at) if one.expires_at else _NEVER,
@@ -45,13 +46,19 @@ def create(
     expires: Annotated[
         str, typer.Option("--expires", metavar="DURATION", help="Such as 30d, or never.")
     ] = "90d",
+    account: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="ACCOUNT", help="Such as user:ada or service:ci; default: your own."
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Create a token and print it. It is shown once: only its hash is stored."""
     scopes = [_scope(one) for one in scope]
     expires_s = None if expires == _NEVER else duration("--expires", expires)
     with connected(ctx) as client:
-        made = client.create_token(name, scopes, expires_s)
+        made = client.create_token(name, scopes, expires_s, principal=account)
     _print_created(made, json)
 
 

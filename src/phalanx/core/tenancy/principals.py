@@ -97,14 +97,15 @@ class Caller:
         covered = covers(self.scopes, SCOPES[permission])
         return covered and allowed(self.principal, permission, project, owner)
 
-    def require(self, permission: Permission, project: str) -> None:
-        """Raise PermissionDenied without a permission in a project.
+    def require(self, permission: Permission, project: str | None) -> None:
+        """Raise PermissionDenied without a permission in a project; None: for the whole platform.
 
         The words are the same for a project that does not exist.
         """
         if not self.may(permission, project):
+            place = "for the whole platform" if project is None else f"in project {project[:200]!r}"
             raise PermissionDenied(
-                f"{self.actor} may not do this in project {project[:200]!r} (it needs {permission})",
+                f"{self.actor} may not do this {place} (it needs {permission})",
                 "ask an admin of the project for a role that has it: docs/how-to/users-and-roles.md",
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ class CreateTokenRequest(RequestBody):
     name: Annotated[ShortText, Field(min_length=1, max_length=100)]
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=len(Scope))]
     expires_s: Annotated[float, Field(ge=60, le=_TEN_YEARS_S)] | None = None
+    principal: Annotated[str, Field(max_length=140)] | None = None  # None: the caller itself
 
 
 class TokenView(ResponseBody):
@@ -29,23 +30,18 @@ class TokenView(ResponseBody):
     scopes: list[Scope]
     created_at: At
     expires_at: At | None = None
+    principal: str = "user:admin"  # the account that it belongs to
 
     @classmethod
-    def of_token(
-        cls,
-        id: str,
-        name: str,
-        scopes: Iterable[Scope],
-        created_at: int,
-        expires_at: int | None,
-    ) -> Self:
-        """A view of a stored token; times in microseconds UTC."""
+    def of_token(cls, stored: Any, scopes: Iterable[Scope], principal: str) -> Self:
+        """A view of a stored token; its times are in microseconds UTC."""
         return cls(
-            id=id,
-            name=name,
+            id=stored.id,
+            name=stored.name,
             scopes=list(scopes),
-            created_at=at_of(created_at),
-            expires_at=at_or_none(expires_at),
+            created_at=at_of(stored.created_at),
+            expires_at=at_or_none(stored.expires_at),
+            principal=principal,
         )
 
 

@@ -28,9 +28,10 @@ _CHANGE = needs(Permission.PLATFORM_CHANGE, Of.WHOLE)
 
 
 @router.get("/pools", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))
-def get_pools(here: Here) -> list[PoolView]:
+def get_pools(here: Here, by: By) -> list[PoolView]:
     """Pools with their free slots."""
-    return inventory.list_pools(here.platform)
+    found = inventory.list_pools(here.platform)
+    return inventory.only_jobs_of(here.platform, by.projects(Permission.JOBS_READ), found)
 
 
 @router.post("/pools/apply", openapi_extra=_CHANGE)
@@ -40,9 +41,10 @@ def post_pools(here: Here, by: By, request: ApplyPoolsRequest) -> ApplyResponse:
 
 
 @router.get("/pools/{name}", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))
-def get_pool(here: Here, name: ObjectName) -> PoolView:
+def get_pool(here: Here, by: By, name: ObjectName) -> PoolView:
     """One pool with its part of the pool file."""
-    return inventory.show_pool(here.platform, name)
+    found = [inventory.show_pool(here.platform, name)]
+    return inventory.only_jobs_of(here.platform, by.projects(Permission.JOBS_READ), found)[0]
 
 
 @router.delete("/pools/{name}", status_code=204, openapi_extra=_CHANGE)
@@ -53,15 +55,17 @@ def delete_pool(here: Here, name: ObjectName) -> Response:
 
 
 @router.get("/nodes", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))
-def get_nodes(here: Here, pool: SearchText = None) -> list[NodeView]:
+def get_nodes(here: Here, by: By, pool: SearchText = None) -> list[NodeView]:
     """Nodes with their free slots."""
-    return inventory.list_nodes(here.platform, pool)
+    found = inventory.list_nodes(here.platform, pool)
+    return inventory.only_jobs_of(here.platform, by.projects(Permission.JOBS_READ), found)
 
 
 @router.get("/nodes/{name}", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))
-def get_node(here: Here, name: ObjectName) -> NodeView:
+def get_node(here: Here, by: By, name: ObjectName) -> NodeView:
     """One node."""
-    return inventory.show_node(here.platform, name)
+    found = [inventory.show_node(here.platform, name)]
+    return inventory.only_jobs_of(here.platform, by.projects(Permission.JOBS_READ), found)[0]
 
 
 @router.post("/nodes/{name}/drain", openapi_extra=needs(Permission.NODES_CHANGE, Of.WHOLE))
@@ -78,9 +82,11 @@ def post_undrain(here: Here, name: ObjectName) -> NodeView:
 
 
 @router.get("/projects", openapi_extra=needs(Permission.PROJECT_READ, Of.ANY))
-def get_projects(here: Here) -> list[ProjectView]:
+def get_projects(here: Here, by: By) -> list[ProjectView]:
     """Projects with their limits and usage."""
-    return projects.list_projects(here.platform, here.clock.now())
+    seen = by.projects(Permission.PROJECT_READ)
+    found = projects.list_projects(here.platform, here.clock.now())
+    return [one for one in found if seen is None or one.name in seen]
 
 
 @router.post("/projects/apply", openapi_extra=_CHANGE)
@@ -90,9 +96,11 @@ def post_projects(here: Here, by: By, request: ApplyProjectsRequest) -> ApplyRes
 
 
 @router.get("/projects/{name}", openapi_extra=needs(Permission.PROJECT_READ, Of.PROJECT))
-def get_project(here: Here, name: ObjectName) -> ProjectView:
+def get_project(here: Here, by: By, name: ObjectName) -> ProjectView:
     """One project with its part of the project file."""
-    return projects.show_project(here.platform, name, here.clock.now())
+    return projects.show_project(
+        here.platform, name, here.clock.now(), by.projects(Permission.PROJECT_READ)
+    )
 
 
 @router.delete("/projects/{name}", status_code=204, openapi_extra=_CHANGE)

@@ -14,7 +14,7 @@ from phalanx.schemas.api.credentials import (
     TokenView,
 )
 from phalanx.server.access import Of, needs
-from phalanx.server.context import Here
+from phalanx.server.context import By, Here
 from phalanx.server.strict_requests import ObjectName, StrictRoute
 from phalanx.services.resources import credentials
 
@@ -22,19 +22,17 @@ router = APIRouter(prefix="/api/v1/tokens", tags=["tokens"], route_class=StrictR
 _US = 1_000_000
 
 
-@router.get("", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
-def get_tokens(here: Here) -> list[TokenView]:
-    """Tokens that have not expired, without their values."""
-    return credentials.list_tokens(here.platform, here.clock.now())
+@router.get("", openapi_extra=needs(Permission.TOKENS_OWN, Of.ANY))
+def get_tokens(here: Here, by: By) -> list[TokenView]:
+    """The caller's tokens that have not expired, without values; those of all for an admin."""
+    return credentials.list_tokens(here.platform, here.clock.now(), by)
 
 
-@router.post("", status_code=201, openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
-def post_token(here: Here, request: CreateTokenRequest, response: Response) -> TokenCreated:
+@router.post("", status_code=201, openapi_extra=needs(Permission.TOKENS_OWN, Of.ANY))
+def post_token(here: Here, by: By, request: CreateTokenRequest, response: Response) -> TokenCreated:
     """Create a token with scopes. The value is in this answer and nowhere else."""
     response.headers["Cache-Control"] = "no-store"
-    return credentials.create_token(
-        here.platform, request.name, request.scopes, request.expires_s, here.clock.now()
-    )
+    return credentials.create_token(here.platform, request, here.clock.now(), by)
 
 
 @router.post(
@@ -56,22 +54,21 @@ def post_end_sessions(here: Here) -> EndedSessions:
     return EndedSessions(count=credentials.end_sessions(here.platform))
 
 
-@router.post("/{name}/rotate", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
-def post_rotate(here: Here, name: ObjectName, response: Response) -> TokenCreated:
+@router.post("/{name}/rotate", openapi_extra=needs(Permission.TOKENS_OWN, Of.ANY))
+def post_rotate(here: Here, by: By, name: ObjectName, response: Response) -> TokenCreated:
     """Give a token a new value; the old one ends at once. `admin` is the token of the home."""
     response.headers["Cache-Control"] = "no-store"
     now = here.clock.now()
     if name != credentials.ADMIN:
-        return credentials.rotate_token(here.platform, name, now)
+        return credentials.rotate_token(here.platform, name, now, by)
+    by.require(Permission.PLATFORM_CHANGE, None)
     made = credentials.rotate_admin(here.platform, now)
     here.admin.token = made.token
     return made
 
 
-@router.delete(
-    "/{name}", status_code=204, openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE)
-)
-def delete_token(here: Here, name: ObjectName) -> Response:
+@router.delete("/{name}", status_code=204, openapi_extra=needs(Permission.TOKENS_OWN, Of.ANY))
+def delete_token(here: Here, by: By, name: ObjectName) -> Response:
     """Revoke a token, and the sessions that it opened."""
-    credentials.revoke_token(here.platform, name, here.clock.now())
+    credentials.revoke_token(here.platform, name, here.clock.now(), by)
     return Response(status_code=204)

@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from phalanx.core.contract.access import Scope, known_scopes
-from phalanx.core.tenancy.principals import HOME_CALLER, HOME_USER, Caller
+from phalanx.core.tenancy.principals import HOME_CALLER, HOME_USER, Caller, Principal
+from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import NotFound, Unauthenticated
 from phalanx.kit.text import random_hex
 from phalanx.launch.files import write_file
-from phalanx.schemas.api.credentials import TokenCreated, TokenView
+from phalanx.schemas.api.credentials import CreateTokenRequest, TokenCreated, TokenView
 from phalanx.schemas.home import ServerFile
 from phalanx.services.platform import Platform, token_hash
 from phalanx.store import credentials
 from phalanx.store.credentials import SESSION, TICKET, TOKEN, Credential
 from phalanx.store.database import Tx
+from phalanx.store.tenancy import accounts
 
 ADMIN = "admin"
 SESSION_S = 12 * 3600
@@ -47,9 +49,18 @@ def caller_of(platform: Platform, value: str, kind: str, now: int) -> Caller | N
         return None
     if kind == SESSION:
         _prolong(platform, found, now)
+    principal = principal_of(platform, found.principal)
     return Caller(
-        found.parent or found.id, known_scopes(found.scopes), HOME_USER, is_session=kind == SESSION
+        found.parent or found.id, known_scopes(found.scopes), principal, is_session=kind == SESSION
     )
+
+
+def principal_of(platform: Platform, id: str | None) -> Principal:
+    """A principal with its roles, those of its groups among them; None: the user of the home."""
+    if id in (None, HOME_USER.id):
+        return HOME_USER
+    roles = platform.store.view(lambda tx: accounts.roles_of(tx, str(id)))
+    return Principal(str(id), roles)
 
 
 def _prolong(platform: Platform, session: Credential, now: int) -> None:
@@ -60,57 +71,71 @@ def _prolong(platform: Platform, session: Credential, now: int) -> None:
 
 
 def create_token(
-    platform: Platform, name: str, scopes: Iterable[Scope], expires_s: float | None, now: int
+    platform: Platform, request: CreateTokenRequest, now: int, by: Caller
 ) -> TokenCreated:
-    """Create a token. Its value is in the answer and nowhere else."""
-    expires_at = None if expires_s is None else now + round(expires_s * _US)
-    id = random_hex(8)
-    return _store(platform, id, name, tuple(sorted(set(scopes))), now, expires_at)
+    """Create a token. Its value is in the answer and nowhere else.
+
+    Only an admin of the platform makes one for another account. Raises PermissionDenied, NotFound.
+    """
+    expires_at = None if request.expires_s is None else now + round(request.expires_s * _US)
+    of = request.principal or by.principal.id
+    if of != by.principal.id:
+        by.require(Permission.PLATFORM_CHANGE, None)
+        if of != HOME_USER.id and platform.store.view(lambda tx: accounts.find(tx, of)) is None:
+            raise NotFound(f"there is no account {of}", "`phalanx users add` makes one")
+    scopes = tuple(sorted(set(request.scopes)))
+    one = Credential(
+        random_hex(8), TOKEN, request.name, scopes, "", now, expires_at, principal=_stored(of)
+    )
+    return _store(platform, one)
 
 
-def _store(
-    platform: Platform,
-    id: str,
-    name: str,
-    scopes: Sequence[str],
-    now: int,
-    expires_at: int | None,
-) -> TokenCreated:
-    value = f"{_PREFIX}_{id}_{random_hex(40)}"
-    one = Credential(id, TOKEN, name, scopes, token_hash(value), now, expires_at)
+def _stored(principal: str) -> str | None:
+    return None if principal == HOME_USER.id else principal
+
+
+def _store(platform: Platform, new: Credential) -> TokenCreated:
+    value = f"{_PREFIX}_{new.id}_{random_hex(40)}"
+    one = replace(new, hash=token_hash(value))
 
     def work(tx: Tx) -> None:
-        credentials.remove(tx, id)  # of a rotated token, with its sessions
+        credentials.remove(tx, one.id)  # of a rotated token, with its sessions
         credentials.insert(tx, one)
 
     platform.store.transact(work)
     return TokenCreated(token=value, view=_view(one))
 
 
-def list_tokens(platform: Platform, now: int) -> list[TokenView]:
-    """All tokens that have not expired, without their values."""
-    return [_view(one) for one in platform.store.view(lambda tx: credentials.tokens(tx, now))]
+def list_tokens(platform: Platform, now: int, by: Caller) -> list[TokenView]:
+    """The caller's tokens that have not expired, without values; those of all for an admin."""
+    found = platform.store.view(lambda tx: credentials.tokens(tx, now))
+    return [_view(one) for one in found if _may_change(by, one)]
 
 
-def revoke_token(platform: Platform, id: str, now: int) -> None:
+def _may_change(by: Caller, one: Credential) -> bool:
+    is_own = (one.principal or HOME_USER.id) == by.principal.id
+    return is_own or by.may(Permission.PLATFORM_CHANGE, None)
+
+
+def revoke_token(platform: Platform, id: str, now: int, by: Caller) -> None:
     """Delete a token and its sessions. Raises NotFound."""
-    _known(platform, id, now)
+    _known(platform, id, now, by)
     platform.store.transact(lambda tx: credentials.remove(tx, id))
 
 
-def rotate_token(platform: Platform, id: str, now: int) -> TokenCreated:
+def rotate_token(platform: Platform, id: str, now: int, by: Caller) -> TokenCreated:
     """Give a token a new value, for as long as it was created for; the old one ends at once.
 
     Raises NotFound.
     """
-    old = _known(platform, id, now)
+    old = _known(platform, id, now, by)
     expires_at = None if old.expires_at is None else now + old.expires_at - old.created_at
-    return _store(platform, id, old.name, old.scopes, now, expires_at)
+    return _store(platform, replace(old, created_at=now, expires_at=expires_at))
 
 
-def _known(platform: Platform, id: str, now: int) -> Credential:
+def _known(platform: Platform, id: str, now: int, by: Caller) -> Credential:
     found = platform.store.view(lambda tx: credentials.token(tx, id, now))
-    if found is None:
+    if found is None or not _may_change(by, found):
         raise NotFound(f"there is no token {id}", "`phalanx token list` lists them")
     return found
 
@@ -148,6 +173,7 @@ def _new_session(tx: Tx, caller: Caller, now: int) -> str:
         created_at=now,
         expires_at=now + IDLE_S * _US,
         parent=caller.token,
+        principal=_stored(caller.principal.id),
     )
     credentials.drop_expired(tx, now)
     credentials.insert(tx, one)
@@ -211,6 +237,4 @@ def _signed(key: str, text: str) -> str:
 
 
 def _view(one: Credential) -> TokenView:
-    return TokenView.of_token(
-        one.id, one.name, known_scopes(one.scopes), one.created_at, one.expires_at
-    )
+    return TokenView.of_token(one, known_scopes(one.scopes), one.principal or HOME_USER.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from phalanx.core.gang.devices import Accelerator
 from phalanx.core.gang.placement import Node
@@ -16,7 +16,7 @@ from phalanx.schemas.api.pools import ChangeView, DeviceUserView, DeviceView, No
 from phalanx.schemas.pools.pool_file import PoolSpec
 from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.services.platform import Platform
-from phalanx.store import planning, resources
+from phalanx.store import jobs, planning, resources
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
 from phalanx.store.resources import Applied, NodeMark
@@ -55,6 +55,34 @@ def _read(platform: Platform) -> _Inventory:
         )
 
     return platform.store.view(work)
+
+
+V = TypeVar("V", PoolView, NodeView)
+
+
+def only_jobs_of(platform: Platform, projects: Sequence[str] | None, found: Sequence[V]) -> list[V]:
+    """The same pools or nodes without the jobs of other projects; `projects` None: with all jobs."""
+    if projects is None:
+        return list(found)
+    nums = sorted({num for one in found for num in _nums_of(one)})
+    ours = platform.store.view(lambda tx: jobs.among_projects(tx, nums, projects))
+    return [
+        one.model_copy(
+            update={
+                name: [num for num in getattr(one, name) if num in ours]
+                for name in _JOB_FIELDS
+                if hasattr(one, name)
+            }
+        )
+        for one in found
+    ]
+
+
+_JOB_FIELDS = ("jobs", "reserved_for")
+
+
+def _nums_of(one: PoolView | NodeView) -> list[int]:
+    return [num for name in _JOB_FIELDS for num in getattr(one, name, ())]
 
 
 def _devices_of(platform: Platform) -> dict[str, Accelerator]:

@@ -108,11 +108,17 @@ def list_projects(platform: Platform, now: int) -> list[ProjectView]:
     return platform.store.view(work)
 
 
-def show_project(platform: Platform, name: str, now: int) -> ProjectView:
-    """One project with its part of the project file. Raises NotFound, ExecutorUnavailable."""
+def show_project(
+    platform: Platform, name: str, now: int, seen: Sequence[str] | None = None
+) -> ProjectView:
+    """One project with its part of the project file. Raises NotFound, ExecutorUnavailable.
+
+    `seen` are the projects that the caller may see; None: all.
+    """
     views = {one.name: one for one in list_projects(platform, now)}
     if name not in views:
-        raise NotFound(f"there is no project {name}", suggestion(name, views))
+        shown = [one for one in views if seen is None or one in seen]
+        raise NotFound(f"there is no project {name}", suggestion(name, shown))
     applied = platform.store.view(resources.projects.now)
     spec = next((dict(one.body) for one in applied if one.name == name), None)
     return views[name].model_copy(update={"spec": spec})

@@ -1,0 +1,1 @@
+"""Verbs about identity: users, groups, roles, and what the caller is."""

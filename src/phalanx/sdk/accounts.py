@@ -1,0 +1,68 @@
+"""The routes about users, service accounts, groups and their roles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import httpx
+
+from phalanx.core.tenancy.roles import UserRole
+from phalanx.schemas.api.accounts import (
+    AccountView,
+    AddAccountRequest,
+    GrantRequest,
+    GrantView,
+    GroupView,
+    SetGroupRequest,
+    TakeRoleRequest,
+    WhoAmIView,
+)
+from phalanx.sdk.transport import V1, Transport, encode, raise_for
+
+
+class AccountCalls(Transport):
+    """One method for each route about identity; `client.accounts`, on the connection of the client."""
+
+    def __init__(self, url: str, http: httpx.Client) -> None:
+        self.url, self._http = url, http
+
+    def who_am_i(self) -> WhoAmIView:
+        """The account of this client's token, its roles, and what it may do."""
+        return self._get(f"{V1}/whoami", WhoAmIView)
+
+    def accounts(self) -> list[AccountView]:
+        """Users and service accounts with their groups and roles."""
+        return self._get(f"{V1}/accounts", list[AccountView])
+
+    def add(self, name: str, kind: Literal["user", "service"] = "user") -> AccountView:
+        """Add a user or a service account. Raises Conflict for one that is there."""
+        return self._post(f"{V1}/accounts", AddAccountRequest(kind=kind, name=name), AccountView)
+
+    def remove(self, id: str) -> None:
+        """Remove an account, such as `user:ada`, with its tokens and roles. Raises NotFound."""
+        self._delete(f"{V1}/accounts/{id}")
+
+    def groups(self) -> list[GroupView]:
+        """Groups with their members."""
+        return self._get(f"{V1}/groups", list[GroupView])
+
+    def set_group(self, id: str, members: Iterable[str]) -> GroupView:
+        """Replace the members of a group, such as `group:ml`. Raises NotFound for an account."""
+        body = SetGroupRequest(members=[*members])
+        return self._put(f"{V1}/groups/{id}", body, GroupView)
+
+    def grants(self) -> list[GrantView]:
+        """Roles in the projects of which the caller is an admin."""
+        return self._get(f"{V1}/grants", list[GrantView])
+
+    def grant(self, subject: str, role: UserRole | str, project: str | None = None) -> GrantView:
+        """Give a role in a project, or for the whole platform. Raises NotFound, PermissionDenied."""
+        body = GrantRequest(subject=subject, role=UserRole(role), project=project)
+        return self._post(f"{V1}/grants", body, GrantView)
+
+    def take(self, subject: str, project: str | None = None) -> None:
+        """Take a role in a project, or for the whole platform. Raises NotFound, PermissionDenied."""
+        body = encode(TakeRoleRequest(subject=subject, project=project))
+        headers = {"Content-Type": "application/json"}
+        raise_for(self._send("POST", f"{V1}/grants/take", content=body, headers=headers))

@@ -1,0 +1,1 @@
+"""Services about identity: accounts, groups, granted roles, and what a caller may do."""

@@ -1,0 +1,156 @@
+"""Add and remove accounts, set groups, and give and take roles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phalanx.core.tenancy.principals import GROUP, HOME_USER, WHOLE, Caller
+from phalanx.core.tenancy.roles import Permission
+from phalanx.errors import Conflict, NotFound, UserError
+from phalanx.schemas.api.accounts import (
+    AccountView,
+    AddAccountRequest,
+    GrantRequest,
+    GrantView,
+    GroupView,
+    TakeRoleRequest,
+    WhoAmIView,
+)
+from phalanx.schemas.api.body import at_of
+from phalanx.services.platform import Platform
+from phalanx.store import credentials
+from phalanx.store.database import Tx
+from phalanx.store.tenancy import accounts
+from phalanx.store.tenancy.accounts import RoleGrant, StoredAccount
+
+
+def list_accounts(platform: Platform) -> list[AccountView]:
+    """All users and service accounts with their groups and roles."""
+
+    def work(tx: Tx) -> list[AccountView]:
+        groups = accounts.groups(tx)
+        return [_account(tx, one, groups) for one in accounts.every(tx)]
+
+    return platform.store.view(work)
+
+
+def _account(tx: Tx, one: StoredAccount, groups: dict[str, list[str]]) -> AccountView:
+    return AccountView(
+        id=one.id,
+        created_at=at_of(one.created_at),
+        created_by=one.created_by,
+        groups=[group for group, members in groups.items() if one.id in members],
+        roles=accounts.roles_of(tx, one.id),
+    )
+
+
+def add_account(
+    platform: Platform, request: AddAccountRequest, now: int, by: Caller
+) -> AccountView:
+    """Add a user or a service account. Raises Conflict for one that is there."""
+    one = StoredAccount(f"{request.kind}:{request.name}", now, by.actor)
+
+    def work(tx: Tx) -> AccountView:
+        if one.id == HOME_USER.id or accounts.find(tx, one.id) is not None:
+            raise Conflict(f"the account {one.id} is there already", "choose another name")
+        accounts.insert(tx, one)
+        return _account(tx, one, {})
+
+    return platform.store.transact(work)
+
+
+def remove_account(platform: Platform, id: str) -> None:
+    """Remove an account with its tokens, sessions, roles and places in groups. Raises NotFound.
+
+    Its jobs go on, and events keep its name.
+    """
+
+    def work(tx: Tx) -> None:
+        _known_account(tx, id)
+        credentials.remove_of(tx, id)
+        accounts.remove(tx, id)
+
+    platform.store.transact(work)
+
+
+def _known_account(tx: Tx, id: str) -> None:
+    if accounts.find(tx, id) is None:
+        raise NotFound(f"there is no account {id}", "`phalanx users list` lists them")
+
+
+def list_groups(platform: Platform) -> list[GroupView]:
+    """All groups that have members."""
+    found = platform.store.view(accounts.groups)
+    return [GroupView(id=id, members=members) for id, members in found.items()]
+
+
+def set_group(platform: Platform, id: str, members: Sequence[str]) -> GroupView:
+    """Replace the members of a group; without members its roles end, too. Raises NotFound, UserError."""
+    if not id.startswith(f"{GROUP}:"):
+        raise UserError(f"{id!r} is not the id of a group", "write group:NAME")
+    wanted = sorted(set(members))
+
+    def work(tx: Tx) -> None:
+        for one in wanted:
+            _known_account(tx, one)
+        accounts.set_members(tx, id, wanted)
+        if not wanted:
+            accounts.remove(tx, id)
+
+    platform.store.transact(work)
+    return GroupView(id=id, members=wanted)
+
+
+def list_grants(platform: Platform, by: Caller) -> list[GrantView]:
+    """The roles in the projects of which the caller is an admin."""
+    projects = by.projects(Permission.GRANTS_CHANGE)
+    return [_grant(one) for one in platform.store.view(lambda tx: accounts.grants(tx, projects))]
+
+
+def _grant(one: RoleGrant) -> GrantView:
+    return GrantView(
+        subject=one.subject,
+        role=one.role,
+        project=one.project or None,
+        granted_at=at_of(one.granted_at),
+        granted_by=one.granted_by,
+    )
+
+
+def give_role(platform: Platform, request: GrantRequest, now: int, by: Caller) -> GrantView:
+    """Give a role, in place of the one that the subject has there.
+
+    Raises PermissionDenied for a project of which the caller is no admin, and NotFound.
+    """
+    by.require(Permission.GRANTS_CHANGE, request.project)
+    one = RoleGrant(request.subject, request.project or WHOLE, request.role, now, by.actor)
+
+    def work(tx: Tx) -> None:
+        if not accounts.is_known(tx, one.subject):
+            raise NotFound(
+                f"there is no account or group {one.subject}",
+                "`phalanx users add` and `phalanx groups set` make them",
+            )
+        accounts.put_grant(tx, one)
+
+    platform.store.transact(work)
+    return _grant(one)
+
+
+def take_role(platform: Platform, request: TakeRoleRequest, by: Caller) -> None:
+    """Take a role; it ends with the next request. Raises PermissionDenied, NotFound."""
+    by.require(Permission.GRANTS_CHANGE, request.project)
+    place = request.project or WHOLE
+    if not platform.store.transact(lambda tx: accounts.remove_grant(tx, request.subject, place)):
+        raise NotFound(f"{request.subject} has no role there", "`phalanx grants list` lists them")
+
+
+def who_am_i(by: Caller) -> WhoAmIView:
+    """The caller, its roles, and what it may do somewhere."""
+    return WhoAmIView(
+        id=by.principal.id,
+        token=by.token,
+        scopes=list(by.scopes),
+        roles=dict(by.principal.roles),
+        permissions=[one for one in Permission if by.projects(one) != ()],
+    )

@@ -1,0 +1,1 @@
+"""Rows about identity: accounts, members of groups, and the roles that are granted to them."""

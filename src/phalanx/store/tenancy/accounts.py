@@ -1,0 +1,123 @@
+"""Read and write accounts, members of groups, and granted roles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import or_, select, union
+
+from phalanx.core.tenancy.roles import UserRole
+from phalanx.store.database import Tx, columns_of, read
+from phalanx.store.tables import accounts, group_members, role_grants
+
+_ORDER = list(UserRole)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAccount:
+    """A user or a service account."""
+
+    id: str  # such as user:ada
+    created_at: int  # µs UTC
+    created_by: str  # id of a principal
+
+
+@dataclass(frozen=True, slots=True)
+class RoleGrant:
+    """A role of a user, a service account or a group in one place."""
+
+    subject: str  # such as group:ml
+    project: str  # empty: the whole platform
+    role: str
+    granted_at: int  # µs UTC
+    granted_by: str  # id of a principal
+
+
+def insert(tx: Tx, one: StoredAccount) -> None:
+    """Store a new account."""
+    tx.conn.execute(accounts.insert(), columns_of(one))
+
+
+def find(tx: Tx, id: str) -> StoredAccount | None:
+    """One account."""
+    found = read(tx, StoredAccount, select(accounts).where(accounts.c.id == id))
+    return found[0] if found else None
+
+
+def every(tx: Tx) -> list[StoredAccount]:
+    """All accounts, by id."""
+    return read(tx, StoredAccount, select(accounts).order_by(accounts.c.id))
+
+
+def remove(tx: Tx, id: str) -> None:
+    """Delete an account, its roles and its places in groups."""
+    tx.conn.execute(accounts.delete().where(accounts.c.id == id))
+    tx.conn.execute(group_members.delete().where(group_members.c.member == id))
+    tx.conn.execute(role_grants.delete().where(role_grants.c.subject == id))
+
+
+def set_members(tx: Tx, group: str, members: Sequence[str]) -> None:
+    """Replace the members of a group."""
+    tx.conn.execute(group_members.delete().where(group_members.c.group_id == group))
+    if members:
+        rows = [{"group_id": group, "member": one} for one in members]
+        tx.conn.execute(group_members.insert(), rows)
+
+
+def groups(tx: Tx) -> dict[str, list[str]]:
+    """All groups with their members, in order."""
+    found: dict[str, list[str]] = {}
+    query = select(group_members).order_by(group_members.c.group_id, group_members.c.member)
+    for row in tx.conn.execute(query):
+        found.setdefault(row.group_id, []).append(row.member)
+    return found
+
+
+def put_grant(tx: Tx, one: RoleGrant) -> None:
+    """Store a role, in place of the one that the subject has there."""
+    remove_grant(tx, one.subject, one.project)
+    tx.conn.execute(role_grants.insert(), columns_of(one))
+
+
+def remove_grant(tx: Tx, subject: str, project: str) -> bool:
+    """Delete a role; returns whether it was there."""
+    here = role_grants.c
+    statement = role_grants.delete().where(here.subject == subject, here.project == project)
+    return bool(tx.conn.execute(statement).rowcount)
+
+
+def grants(tx: Tx, projects: Sequence[str] | None = None) -> list[RoleGrant]:
+    """All roles by place and subject; of some places where they are given."""
+    here = role_grants.c
+    query = select(role_grants).order_by(here.project, here.subject)
+    if projects is not None:
+        query = query.where(here.project.in_(projects))
+    return read(tx, RoleGrant, query)
+
+
+def roles_of(tx: Tx, id: str) -> dict[str, UserRole]:
+    """The highest role of an account in each place, those of its groups among them.
+
+    A role of a later release counts for nothing.
+    """
+    theirs = select(group_members.c.group_id).where(group_members.c.member == id)
+    query = select(role_grants.c.project, role_grants.c.role).where(
+        or_(role_grants.c.subject == id, role_grants.c.subject.in_(theirs))
+    )
+    found: dict[str, UserRole] = {}
+    for project, name in tx.conn.execute(query):
+        if name in {one.value for one in UserRole}:
+            role = UserRole(name)
+            old = found.get(project, role)
+            found[project] = max(old, role, key=_ORDER.index)
+    return found
+
+
+def is_known(tx: Tx, subject: str) -> bool:
+    """Whether there is an account or a group with this id."""
+    there = union(
+        select(accounts.c.id).where(accounts.c.id == subject),
+        select(group_members.c.group_id).where(group_members.c.group_id == subject),
+    )
+    return tx.conn.execute(there).first() is not None
