@@ -41,7 +41,13 @@ from support.asgi import AsgiTransport, asgi_transport
 
 URL = "http://127.0.0.1:1"
 TOKEN = "secret-of-the-home"
-_SAMPLES = {"{num}": "1", "{digest}": "0" * 64, "{name}": "local", "{trial}": "0"}
+_SAMPLES = {
+    "{scope}": "project",
+    "{num}": "1",
+    "{digest}": "0" * 64,
+    "{name}": "local",
+    "{trial}": "0",
+}
 
 
 def sample_path(route: str) -> str:

@@ -128,3 +128,47 @@ def test_a_cancelled_wait_is_in_the_ledger(rig: Rig) -> None:
     assert spent(rig, num) == {"queued": 15}
     rig.turn(100)
     assert spent(rig, num) == {"queued": 15}
+
+
+def test_a_budget_warns_then_holds_then_pauses_and_goes_on_when_raised(rig: Rig) -> None:
+    from phalanx.schemas.api.cost import SetBudgetRequest
+    from phalanx.services.cost.budgets import budgets_step
+
+    costs = rig.client.costs
+    hour = SetBudgetRequest(slot_hours=1)
+    assert costs.set_budget("project", "default", hour).state == "open"
+    num = rig.submit()
+    supervisor = launch(rig, num)
+    alerts = []
+    for minutes in (11, 6, 4):  # three slots: 55 %, 85 % and 105 %
+        rig.clock.advance(minutes * 60)
+        for _ in range(2):  # each alert once, also for a control plane that starts anew
+            budgets_step(rig.platform, rig.clock.now())
+        (view,) = costs.budgets()
+        alerts.append([one.percent for one in view.alerts])
+    assert alerts == [[50], [50, 80], [50, 80, 100]] and view.state == "holding"
+    assert rig.job(num).state == "running"
+    waiting = rig.submit(resources={"nodes": 1, "slots_per_node": 1})
+    rig.turn(1)
+    held = rig.job(waiting)
+    assert held.state == "queued" and held.pending_reason is not None
+    assert held.pending_reason.code == "cost_budget"
+    assert "project default has used 105 % of 1 slot-hours" in held.pending_reason.message
+    rig.clock.advance(120)
+    budgets_step(rig.platform, rig.clock.now())
+    assert (rig.job(num).state, rig.job(num).goal) == ("stopping", "pause")
+    supervisor.ended(0, "stopped", step=1)
+    supervisor.leave()
+    rig.turn(1)
+    budgets_step(rig.platform, rig.clock.now())
+    rig.turn(1)
+    view_of = rig.job(num)
+    assert (view_of.state, view_of.reason.code) == ("paused", "cost_budget")
+    assert rig.job(waiting).state == "queued"
+    costs.set_budget("project", "default", SetBudgetRequest(slot_hours=3))
+    budgets_step(rig.platform, rig.clock.now())
+    rig.turn(1)
+    assert {rig.job(num).state, rig.job(waiting).state} == {"starting"}
+    rig.check_log(num)
+    costs.remove_budget("project", "default")
+    assert costs.budgets() == []

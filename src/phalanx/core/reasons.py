@@ -62,6 +62,7 @@ class ReasonCode(StrEnum):
     WAITING_FOR_DEPENDENCIES = "waiting_for_dependencies"
     DEPENDENCIES_MET = "dependencies_met"
     DEPENDENCY_FAILED = "dependency_failed"
+    COST_BUDGET = "cost_budget"
 
 
 @dataclass(frozen=True, slots=True)

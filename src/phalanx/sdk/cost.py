@@ -1,12 +1,14 @@
-"""The routes about cost: reports."""
+"""The routes about cost: reports and budgets."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
+from urllib.parse import quote
 
 import httpx
 
-from phalanx.schemas.api.cost import CostReport
+from phalanx.schemas.api.cost import BudgetView, CostReport, SetBudgetRequest
 from phalanx.sdk.transport import V1, Transport
 
 
@@ -45,3 +47,17 @@ class CostCalls(Transport):
             "limit": limit,
         }
         return self._get(f"{V1}/cost", CostReport, params)
+
+    def budgets(self) -> list[BudgetView]:
+        """All budgets with what was used of them."""
+        return self._get(f"{V1}/cost/budgets", list[BudgetView])
+
+    def set_budget(
+        self, scope: Literal["project", "user", "job"], name: str, limits: SetBudgetRequest
+    ) -> BudgetView:
+        """Set or change a budget. Raises NotFound for an unknown job."""
+        return self._put(f"{V1}/cost/budgets/{scope}/{quote(name, safe='')}", limits, BudgetView)
+
+    def remove_budget(self, scope: Literal["project", "user", "job"], name: str) -> None:
+        """Remove a budget. Raises NotFound."""
+        self._delete(f"{V1}/cost/budgets/{scope}/{quote(name, safe='')}")

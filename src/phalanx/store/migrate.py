@@ -16,7 +16,7 @@ from phalanx.errors import Conflict, NotSupported, StoreCorrupt
 from phalanx.kit.text import random_hex
 from phalanx.store.tables import counters, facts, metadata
 
-HEAD = "0015"
+HEAD = "0016"
 OLDEST_USER = "0014"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 

@@ -572,3 +572,18 @@ cost_rows = Table(
     Index(None, "study", "trial"),
     Index(None, "from_at"),
 )
+
+cost_budgets = Table(
+    "cost_budgets",
+    metadata,
+    Column("scope", String(16), primary_key=True),  # core.cost.budgets.BudgetScope
+    Column("name", String(128), primary_key=True),  # of the project or user; number of the job
+    Column("nano_usd", BigInteger),  # 1e-9 US dollars; NULL: no limit of money
+    Column("slot_us", BigInteger),  # microseconds times slots; NULL: no limit of slot time
+    Column("period", String(8), nullable=False),
+    Column("warn", JSON, nullable=False),  # percent, a list
+    Column("pause_percent", Integer, nullable=False),
+    Column("state", String(8), nullable=False),
+    Column("since", BigInteger),  # begin of the period of `alerts`; NULL: of all time
+    Column("alerts", JSON, nullable=False),  # core.cost.budgets.BudgetAlert, a list
+)

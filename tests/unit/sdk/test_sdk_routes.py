@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from phalanx.errors import ServerUnavailable
+from phalanx.schemas.api.cost import SetBudgetRequest
 from phalanx.schemas.api.jobs import ChangeRequest, SubmitRequest
 from phalanx.schemas.api.studies import (
     AskRequest,
@@ -108,6 +109,9 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "accounts.grant": lambda c: c.accounts.grant("user:ada", "member", "vision"),
     "accounts.take": lambda c: c.accounts.take("user:ada", "vision"),
     "studies.add_trial": lambda c: c.studies.add_trial(1, {"lr": 0.1}),
+    "costs.budgets": lambda c: c.costs.budgets(),
+    "costs.set_budget": lambda c: c.costs.set_budget("user", "a b", SetBudgetRequest(usd=1)),
+    "costs.remove_budget": lambda c: c.costs.remove_budget("job", "1"),
     "costs.report": lambda c: c.costs.report("user", job=1, pool="a", limit=3),
 }
 

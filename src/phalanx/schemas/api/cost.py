@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from phalanx.core.cost.ledger import Account
 from phalanx.core.cost.totals import Totals
-from phalanx.schemas.api.body import At, ResponseBody
+from phalanx.schemas.api.body import At, RequestBody, ResponseBody
 
 CostGroup = Literal["project", "user", "job", "study", "pool", "day", "week", "month"]
 """What a report adds up by; a label is given as `label:NAME`."""
@@ -73,3 +73,53 @@ class CostReport(ResponseBody):
     until: At | None = None
     groups: list[CostGroupView]
     total: CostView
+
+
+class SetBudgetRequest(RequestBody):
+    """The limits of a budget, at least one.
+
+    At 100 % no job of it starts; at `pause_percent` its running jobs pause.
+    """
+
+    usd: Annotated[Decimal, Field(ge=0, le=1_000_000_000, max_digits=18)] | None = None
+    slot_hours: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    period: Literal["total", "month"] = "total"
+    warn: Annotated[list[Annotated[int, Field(ge=1, le=100)]], Field(max_length=10)] = Field(
+        default_factory=lambda: [50, 80]
+    )
+    pause_percent: Annotated[int, Field(ge=100, le=1000)] = 110
+
+    @model_validator(mode="after")
+    def _has_a_limit(self) -> Self:
+        if self.usd is None and self.slot_hours is None:
+            raise ValueError("a budget needs a limit: usd, slot_hours or both")
+        return self
+
+
+class BudgetAlertView(ResponseBody):
+    """A share of a budget that was reached; each is told once in a period."""
+
+    percent: int
+    at: At
+    message: str
+
+
+class BudgetView(ResponseBody):
+    """A budget and what was used of it in its period, running jobs included.
+
+    `state`: `open`, `holding` (no job starts) or `pausing` (running jobs pause as well).
+    """
+
+    scope: Literal["project", "user", "job"]
+    name: str
+    label: str
+    usd: Decimal | None = None
+    slot_hours: float | None = None
+    period: Literal["total", "month"]
+    warn: list[int]
+    pause_percent: int
+    state: str
+    used_usd: Decimal
+    used_slot_hours: float
+    used_percent: int
+    alerts: list[BudgetAlertView] = Field(default_factory=list)

@@ -9,6 +9,7 @@ from phalanx.kit.text import random_hex
 from phalanx.server.context import Context
 from phalanx.server.loops.runner import ServiceLoop
 from phalanx.services.caches.study_cache import TRIAL_JOBS
+from phalanx.services.cost.budgets import budgets_step
 from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
@@ -23,6 +24,7 @@ from phalanx.services.studies.suggestions import suggestions_step
 from phalanx.services.studies.target_checkpoints import TargetProgress, target_retention_step
 from phalanx.services.timekeeping import Timekeeper
 from phalanx.store import outbox
+from phalanx.store.cost.budgets import BUDGETS
 from phalanx.store.studies.commands import STUDY_COMMANDS, SUGGESTIONS
 from phalanx.store.studies.trial_reports import TRIAL_REPORTS
 
@@ -35,6 +37,7 @@ _SPARE_FACTOR, _MAX_SPARE_S = 20.0, 1.0
 _FEW_COMMANDS, _MANY_COMMANDS = 16, 512
 _STEP_S = 0.5
 CLOCK_TICK_S = 5.0
+_BUDGETS_TICK_S = 30.0
 
 
 @dataclass(slots=True)
@@ -114,6 +117,10 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         soon = now + _us_of(ticks.leaving_tick_s)
         return min(soon, full_poll.due) if polled.leaving else full_poll.due
 
+    def spend(now: int) -> int | None:
+        budgets_step(platform, now)
+        return None
+
     keeper = Timekeeper(platform.store, context.clock)
     return (
         ServiceLoop("clock", keeper.step, (), CLOCK_TICK_S),
@@ -129,6 +136,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         ServiceLoop(
             "suggestions", partial(suggestions_step, platform), (SUGGESTIONS,), ticks.timers_tick_s
         ),
+        ServiceLoop("budgets", spend, (BUDGETS,), _BUDGETS_TICK_S),
         ServiceLoop("polling", poll, (LEAVING,), ticks.poll_tick_s),
         ServiceLoop("draining", drain, (), ticks.draining_tick_s),
         *_retention_loops(context, platform),

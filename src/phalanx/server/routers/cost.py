@@ -5,14 +5,17 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import AwareDatetime
 
+from phalanx.core.cost.budgets import BudgetScope
 from phalanx.core.tenancy.roles import Permission
-from phalanx.schemas.api.cost import CostReport
+from phalanx.errors import NotFound
+from phalanx.schemas.api.cost import BudgetView, CostReport, SetBudgetRequest
 from phalanx.server.access import Of, needs
 from phalanx.server.context import By, Here
 from phalanx.server.strict_requests import SearchText, StrictRoute
+from phalanx.services.cost import budgets
 from phalanx.services.cost.report import cost_report, day_of
 from phalanx.store.cost.rows import CostFilter
 
@@ -48,3 +51,43 @@ def get_cost(  # noqa: PLR0913
 
 def _us(at: datetime) -> int:
     return round(at.timestamp() * 1_000_000)
+
+
+Scope = Annotated[BudgetScope, Path(description="project, user or job.")]
+Name = Annotated[
+    str, Path(max_length=128, description="Name of the project or user; number of the job.")
+]
+
+
+@router.get("/budgets", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))
+def get_budgets(here: Here, caller: By) -> list[BudgetView]:
+    """Budgets with what was used of them; a caller of some projects sees those of its projects."""
+    seen = caller.projects(Permission.JOBS_READ)
+    return budgets.list_budgets(here.platform, seen, here.clock.now())
+
+
+@router.put("/budgets/{scope}/{name}", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
+def put_budget(here: Here, scope: Scope, name: Name, request: SetBudgetRequest) -> BudgetView:
+    """Set or change a budget; may be repeated. Jobs that it paused go on once it has room for them."""
+    key = _key(scope, name)
+    return budgets.set_budget(here.platform, scope, key, request, here.clock.now())
+
+
+@router.delete(
+    "/budgets/{scope}/{name}",
+    status_code=204,
+    openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE),
+)
+def delete_budget(here: Here, scope: Scope, name: Name) -> Response:
+    """Remove a budget; what it held or paused goes on."""
+    budgets.remove_budget(here.platform, scope, _key(scope, name))
+    return Response(status_code=204)
+
+
+def _key(scope: BudgetScope, name: str) -> str:
+    """The stored name of a budget. Raises NotFound for a job that is no number."""
+    if scope is not BudgetScope.JOB:
+        return name
+    if not name.isascii() or not name.isdigit() or not 0 < int(name) < 2**63:
+        raise NotFound(f"{name!r} is no number of a job", "write it as in /cost/budgets/job/12")
+    return str(int(name))

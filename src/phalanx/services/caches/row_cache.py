@@ -30,6 +30,7 @@ from phalanx.schemas.pools.pool_file import HostDefaults, PoolSpec
 from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.services.caches import planner_input
 from phalanx.store import events, jobs, lineage, outbox, planning, resources, supervisors
+from phalanx.store.cost import budgets
 from phalanx.store.database import Touched, Tx
 from phalanx.store.jobs import Finished, StoredJob
 from phalanx.store.planning import StoredReservation
@@ -186,7 +187,7 @@ class RowCache:
             reservations = planning.reservations_now(tx)
             known = planning.usage_now(tx)
             facts = _facts(tx, (*holding, *waiting))
-            deferred = self._blocked_now(waiting, now)
+            deferred = self._blocked_now(waiting, now) | _held_by_budgets(tx, waiting)
             shown = waiting
             if deferred:
                 shown = [one for one in waiting if one.job.num not in deferred]
@@ -416,6 +417,18 @@ class RowCache:
             known = _Asked(stored.version, reservation, job)
             self._asked[stored.job.num] = known
         return known.job
+
+
+def _held_by_budgets(tx: Tx, waiting: Sequence[StoredJob]) -> dict[int, Reason]:
+    """The queued jobs that may not start because a budget is used up, with the reason."""
+    held = budgets.holding(tx)
+    if not held:
+        return {}
+    found = {
+        one.job.num: budgets.hold_reason(held, one.job.num, one.facts.project, one.facts.owner)
+        for one in waiting
+    }
+    return {num: reason for num, reason in found.items() if reason is not None}
 
 
 def _facts(tx: Tx, live: Sequence[StoredJob]) -> planner_input.RunningFacts:

@@ -1,1 +1,1 @@
-"""Reports of what jobs cost. The ledger itself is `services.ledger`."""
+"""Reports of what jobs cost, and budgets. The ledger itself is `services.ledger`."""

@@ -137,10 +137,10 @@ def _saves(
     tx: Tx, stored: StoredJob, attempt: Attempt, ours: Sequence[Mapping[Any, Any]]
 ) -> list[Save]:
     """The checkpoints of an attempt. Training does not wait for those that are saved in the background."""
-    if not ours:
-        return []
     saving = stored.facts.spec.get("checkpoint") or {}
     background = bool(saving.get("async", True))
+    if not ours or (background and all(row["first_step_at"] is not None for row in ours)):
+        return []
     return [
         Save(number, at, 0 if background else round((took_s or 0.0) * _US))
         for number, at, took_s in rows.saves_of(tx, stored.job.num, attempt.num)

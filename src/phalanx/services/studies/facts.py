@@ -146,7 +146,8 @@ def _paused(
     job = stored.job
     if trial.status not in PLACED:
         return []
-    by_user = job.reason.code is ReasonCode.PAUSE_REQUESTED
+    # A budget pauses as a user does: the study waits until the job goes on.
+    by_user = job.reason.code in (ReasonCode.PAUSE_REQUESTED, ReasonCode.COST_BUDGET)
     by_user = by_user and not job.reason.message.startswith(BY_STUDY)
     if by_user and trial.reason.code is SearchCode.PAUSE_REQUESTED:
         return []

@@ -1,1 +1,1 @@
-"""Verbs about cost: reports of slot time and money."""
+"""Verbs about cost: reports of slot time and money, and budgets."""
