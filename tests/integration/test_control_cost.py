@@ -111,6 +111,9 @@ def test_reports_by_group_add_up_to_the_same_total(rig: Rig) -> None:
         found = costs.report(by)
         assert found.total == by_job.total, by
         assert sum(one.cost.held for one in found.groups) == pytest.approx(found.total.held), by
+    ahead = costs.report("month").forecast
+    assert ahead is not None and ahead.used_slot_hours == by_job.total.held / 3600
+    assert costs.report("project").forecast is None
     assert costs.report("day").groups[0].key == rig.job(num).submitted_at.strftime("%Y-%m-%d")
     assert costs.report("job", job=urgent).total == by_job.groups[1].cost
     assert costs.report("job", since=rig.job(num).submitted_at, user="ada").total == by_job.total
@@ -172,3 +175,40 @@ def test_a_budget_warns_then_holds_then_pauses_and_goes_on_when_raised(rig: Rig)
     rig.check_log(num)
     costs.remove_budget("project", "default")
     assert costs.budgets() == []
+
+
+def test_the_estimate_of_a_job_is_what_such_jobs_have_used(rig: Rig) -> None:
+    from integration.rig import spec
+    from phalanx.core.scheduling.model.durations import EDGES, KindKey, size_class
+    from phalanx.schemas.api.cost import SetBudgetRequest
+    from phalanx.schemas.api.jobs import SubmitRequest
+
+    def ask(**changes: object):
+        request = SubmitRequest(spec=spec(**changes), owner="ada")
+        return rig.client.submit(request, dry_run=True).estimate
+
+    unknown = ask()
+    assert unknown is not None and (unknown.p50, unknown.p90) == (None, None)
+    assert unknown.basis == "nothing is known of such jobs yet"
+    limited = ask(max_duration="2h")
+    assert limited is not None and limited.p90 is not None
+    assert (limited.p90.slot_hours, limited.basis) == (6, "max_duration")
+    history = rig.platform.scheduler_cache.host.history
+    for index in range(20):
+        used = 3600.0 if index < 16 else 36_000.0
+        history.observe(KindKey("default", "ada/digits", size_class(3)), used)
+    known = ask()
+    assert known is not None and known.p50 is not None and known.p90 is not None
+    assert 1 <= known.p50.slot_hours <= 1.4 and 9 <= known.p90.slot_hours <= 14
+    assert known.p50.duration_s == pytest.approx(known.p50.slot_hours * 1200)
+    assert known.p90.slot_hours * 3600 in [pytest.approx(edge) for edge in EDGES]
+    assert "20 ended jobs" in known.basis and known.warnings == []
+    rig.client.costs.set_budget("user", "ada", SetBudgetRequest(slot_hours=5))
+    answer = rig.client.submit(SubmitRequest(spec=spec(), owner="ada"))
+    assert answer.job is not None and answer.estimate is not None
+    assert answer.estimate.p50 == known.p50
+    (said,) = answer.estimate.warnings
+    assert said == "the job may exceed the budget of user ada: 0 % of 5 slot-hours are used"
+    rig.client.costs.set_budget("user", "ada", SetBudgetRequest(slot_hours=0))
+    full = ask()
+    assert full is not None and full.warnings[0].endswith("the job will not start")

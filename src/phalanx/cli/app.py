@@ -29,6 +29,7 @@ from phalanx.cli.verbs.bench import bench_app
 from phalanx.cli.verbs.changes import settings
 from phalanx.cli.verbs.cost import report as cost_verbs
 from phalanx.cli.verbs.cost.budgets import budgets_app
+from phalanx.cli.verbs.cost.estimate import estimate
 from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
@@ -89,6 +90,7 @@ def options(
 for _verb, _panel in (
     (submit.run, _TRAIN),
     (submit.submit, _TRAIN),
+    (estimate, _TRAIN),
     (jobs.ps, _LOOK),
     (jobs.show, _LOOK),
     (why.why, _LOOK),

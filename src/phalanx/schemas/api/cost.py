@@ -61,11 +61,24 @@ class CostGroupView(ResponseBody):
     cost: CostView
 
 
+class ForecastView(ResponseBody):
+    """The present month (UTC): what was used, and what is expected if the last seven whole days go on.
+
+    `trend` is the use of those days over that of the seven before; null where nothing was used then.
+    """
+
+    used_slot_hours: float
+    used_usd: Decimal | None = None
+    expected_slot_hours: float
+    expected_usd: Decimal | None = None
+    trend: float | None = None
+
+
 class CostReport(ResponseBody):
     """What jobs used in whole days (UTC), by group; live jobs are included up to now.
 
     `groups` are in the order of time for days, weeks and months, else the largest first. Those beyond the
-    limit are in `total` only.
+    limit are in `total` only. `forecast` is given with days, weeks and months.
     """
 
     by: str
@@ -73,6 +86,7 @@ class CostReport(ResponseBody):
     until: At | None = None
     groups: list[CostGroupView]
     total: CostView
+    forecast: ForecastView | None = None
 
 
 class SetBudgetRequest(RequestBody):
@@ -123,3 +137,25 @@ class BudgetView(ResponseBody):
     used_slot_hours: float
     used_percent: int
     alerts: list[BudgetAlertView] = Field(default_factory=list)
+
+
+class EstimatePointView(ResponseBody):
+    """One quantile of an estimate. `usd` is null where no slot that the job may get has a price."""
+
+    slot_hours: float
+    duration_s: float  # on all slots that the job asks for
+    usd: Decimal | None = None
+
+
+class EstimateView(ResponseBody):
+    """What a job will probably use, as half and as nine of ten such jobs did.
+
+    `p50` and `p90` are null while too little is known. Money is at the highest price of a slot that the job
+    may get. `warnings` are of budgets that the job may exceed.
+    """
+
+    p50: EstimatePointView | None = None
+    p90: EstimatePointView | None = None
+    basis: str = ""
+    usd_per_slot_hour: Decimal | None = None
+    warnings: list[str] = Field(default_factory=list)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, ShownAs
-from phalanx.schemas.api.cost import CostView
+from phalanx.schemas.api.cost import CostView, EstimateView
 from phalanx.schemas.spec.job import JobSpec
 
 JobKind = Literal["run", "submit"]
@@ -35,6 +35,7 @@ class SubmitResponse(ResponseBody):
 
     job: JobView | None
     spec: Annotated[dict[str, Any], ShownAs(JobSpec)]  # with every default written out
+    estimate: EstimateView | None = None  # None: from an earlier release
 
 
 class ReasonView(ResponseBody):

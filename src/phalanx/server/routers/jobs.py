@@ -34,6 +34,7 @@ from phalanx.server.strict_requests import (
     Wait,
 )
 from phalanx.services.changes import settings
+from phalanx.services.cost.estimate import estimate_of_job, estimate_of_spec
 from phalanx.services.lifecycle import requests
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.submit import check, submit
@@ -53,12 +54,16 @@ def post_job(
 
     A request with the key of an earlier one returns the job of that one; keys are known for a day.
     """
-    if dry_run:
-        return SubmitResponse(job=None, spec=check(here.platform, request, by=by).resolved)
     now = here.clock.now()
+    if dry_run:
+        accepted = check(here.platform, request, by=by)
+        owner = by.owner_of(request.owner)
+        expected = estimate_of_spec(here.platform, accepted.spec, owner, now)
+        return SubmitResponse(job=None, spec=accepted.resolved, estimate=expected)
     asked = RequestKey.of(key, now, by.actor, "jobs", request.model_dump_json())
     num, spec = submit(here.platform, request, now, asked, by=by)
-    return SubmitResponse(job=views.job_view(here.platform, num), spec=spec)
+    expected = estimate_of_job(here.platform, num, now)
+    return SubmitResponse(job=views.job_view(here.platform, num), spec=spec, estimate=expected)
 
 
 @router.get("", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))

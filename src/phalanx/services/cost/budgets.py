@@ -67,7 +67,7 @@ def set_budget(
         before = known.get((scope, name))
         kept = fresh if before is None else replace(fresh, since=before.since, alerts=before.alerts)
         _, holding = platform.scheduler_cache.rows.jobs(tx)
-        spent = _spent(tx, kept, holding, now)
+        spent = spent_of(tx, kept, holding, now)
         done = judged(kept, spent, now)
         budgets.put_budget(tx, done)
         tx.touched.topics.update((BUDGETS, QUEUE))
@@ -93,7 +93,7 @@ def list_budgets(platform: Platform, projects: Sequence[str] | None, now: int) -
     def work(tx: Tx) -> list[BudgetView]:
         _, holding = platform.scheduler_cache.rows.jobs(tx)
         return [
-            _view(one, _spent(tx, one, holding, now))
+            _view(one, spent_of(tx, one, holding, now))
             for one in budgets.budgets_now(tx)
             if projects is None or (one.scope is BudgetScope.PROJECT and one.name in projects)
         ]
@@ -136,7 +136,7 @@ def _apply(platform: Platform, tx: Tx, now: int) -> None:
     _, holding = platform.scheduler_cache.rows.jobs(tx)
     known = []
     for before in budgets.budgets_now(tx):
-        after = judged(before, _spent(tx, before, holding, now), now)
+        after = judged(before, spent_of(tx, before, holding, now), now)
         known.append(after)
         if after != before:
             budgets.put_state(tx, after)
@@ -165,7 +165,7 @@ def _reason(among: list[CostBudget], stored: StoredJob) -> Reason | None:
     return Reason(ReasonCode.COST_BUDGET, f"{said}; raise the budget to continue")
 
 
-def _spent(tx: Tx, budget: CostBudget, holding: Iterable[StoredJob], now: int) -> Spending:
+def spent_of(tx: Tx, budget: CostBudget, holding: Iterable[StoredJob], now: int) -> Spending:
     """What a budget has used in its present period, running jobs included."""
     since = period_start(budget.period, now)
     found = budgets.settled(tx, budget, since)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from phalanx.core.cost.forecast import forecast
 from phalanx.core.cost.ledger import DAY_US
-from phalanx.core.cost.totals import Totals, added
+from phalanx.core.cost.totals import Totals, added, usd_of
 from phalanx.errors import UserError
 from phalanx.schemas.api.body import at_or_none
-from phalanx.schemas.api.cost import GROUPS, CostGroupView, CostReport, CostView
-from phalanx.services.ledger.accounts import grouped
+from phalanx.schemas.api.cost import GROUPS, CostGroupView, CostReport, CostView, ForecastView
+from phalanx.services.ledger.accounts import grouped, totals_by_day
 from phalanx.services.platform import Platform
 from phalanx.store.cost.rows import LABEL, CostFilter
 from phalanx.store.database import Tx
 
 _BY_TIME = ("day", "week", "month")
+# The longest month, which is longer than the two weeks of a trend.
+_FORECAST_DAYS = 31
+_HOUR_US = 3600 * 1_000_000
 
 
 def cost_report(
@@ -27,7 +33,13 @@ def cost_report(
         waiting, holding = platform.scheduler_cache.rows.jobs(tx)
         return grouped(tx, by, wanted, [*waiting, *holding], now)
 
+    def by_day(tx: Tx) -> dict[int, Totals]:
+        waiting, holding = platform.scheduler_cache.rows.jobs(tx)
+        month_ago = replace(wanted, since=(now // DAY_US - _FORECAST_DAYS) * DAY_US, until=None)
+        return totals_by_day(tx, month_ago, [*waiting, *holding], now)
+
     found = platform.store.view(work)
+    days = platform.store.view(by_day) if by in _BY_TIME else None
     keys = sorted(found) if by in _BY_TIME else sorted(found, key=lambda key: _rank(key, found))
     kept = keys[-limit:] if by in _BY_TIME else keys[:limit]
     return CostReport(
@@ -36,6 +48,18 @@ def cost_report(
         until=at_or_none(wanted.until),
         groups=[CostGroupView(key=key, cost=CostView.from_core(found[key])) for key in kept],
         total=CostView.from_core(added(found.values())),
+        forecast=None if days is None else _forecast(days, now),
+    )
+
+
+def _forecast(days: dict[int, Totals], now: int) -> ForecastView:
+    one = forecast(days, now)
+    return ForecastView(
+        used_slot_hours=one.used.held_us / _HOUR_US,
+        used_usd=one.used.usd if one.used.nano_usd else None,
+        expected_slot_hours=one.expected_us / _HOUR_US,
+        expected_usd=usd_of(one.expected_nano) if one.expected_nano else None,
+        trend=one.trend,
     )
 
 

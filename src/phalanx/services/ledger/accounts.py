@@ -50,6 +50,14 @@ def grouped(
     return {key: added(some) for key, some in parts.items()}
 
 
+def totals_by_day(
+    tx: Tx, wanted: CostFilter, live: Sequence[StoredJob], now: int
+) -> dict[int, Totals]:
+    """Totals by day, counted from 1970 (UTC)."""
+    found = grouped(tx, _NUMBER, wanted, live, now)
+    return {int(key): one for key, one in found.items()}
+
+
 def totals_of(one: CostRow) -> Totals:
     """One row as totals."""
     return Totals(dict(one.row.amounts), one.nano_usd)
@@ -73,4 +81,10 @@ def _month(key: str) -> str:
     return _date(key).strftime("%Y-%m")
 
 
-_FOLDED: Mapping[str, Callable[[str], str]] = {"day": _day, "week": _week, "month": _month}
+_NUMBER = "number of the day"
+_FOLDED: Mapping[str, Callable[[str], str]] = {
+    "day": _day,
+    "week": _week,
+    "month": _month,
+    _NUMBER: str,
+}

@@ -18,7 +18,7 @@ from phalanx.kit.clock import SystemClock
 from phalanx.kit.text import parse_study_label
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.cost import CostReport, CostView
+    from phalanx.schemas.api.cost import CostReport, CostView, ForecastView
 
 # Accounts with the letter of each in the bar.
 _BAR = {
@@ -156,9 +156,23 @@ def show_report(found: CostReport) -> None:
         groups.append(("total", found.total))
     rows = ([key, *_cells(one)] for key, one in groups)
     output.table(heads, rows, "no job has used slots in that time")
+    if found.forecast is not None:
+        output.note(_forecast(found.forecast))
     if sys.stdout.isatty() and groups:
         marks = ", ".join(f"{mark} {name.replace('_', ' ')}" for name, mark in _BAR.items())
         output.note(f"use: {marks}")
+
+
+def _forecast(one: ForecastView) -> str:
+    """The present month in one line."""
+    used, expected = (f"{hours:.1f}" for hours in (one.used_slot_hours, one.expected_slot_hours))
+    usd = (
+        ""
+        if one.expected_usd is None
+        else f" ({one.used_usd or 0:.2f} → {one.expected_usd:.2f} USD)"
+    )
+    trend = "" if one.trend is None else f"; the last week is {one.trend:.0%} of the one before"
+    return f"this month: {used} slot-hours so far, {expected} expected{usd}{trend}"
 
 
 def _cells(one: CostView) -> list[Any]:

@@ -132,6 +132,21 @@ class History:
             return None
         return self._table(key).total(bin_of(attained_slot_s), quantile)
 
+    def quantile_slot_s(self, key: KindKey, quantile: float) -> float | None:
+        """Total service of a new job at this quantile; None while too little is known.
+
+        It changes no table, so that it may be asked while a pass runs.
+        """
+        if self.num_observed < _TRUSTED:
+            return None
+        weights = self._weights(key)
+        left, after = sum(weights) * (1.0 - quantile), 0
+        tail = sum(weights)
+        while tail > left and after < _NUM_BINS:
+            tail -= weights[after]
+            after += 1
+        return EDGES[after]
+
     def _table(self, key: KindKey) -> _Table:
         version, table = self.version(key), self._tables.get(key)
         if table is None or table.version != version:
