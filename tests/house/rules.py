@@ -34,6 +34,9 @@ SHORT_FILES: dict[str, str] = {
     "train/folders.py": "a public name of the library",
     "train/jax.py": "a public name of the library",
     "train/readers.py": "a public name of the library",
+    "schemas/api/audit.py": "the audit log is a subject of its own, apart from accounts",
+    "services/tenancy/audit.py": "the audit log is a subject of its own, apart from accounts",
+    "store/engines/append_only.py": "the tables and a migration share it; it is below both",
     "store/migrations/env.py": "Alembic runs the file of this name",
     "cli/exits.py": "the exit codes are an interface of their own, below all of cli",
 }

@@ -35,6 +35,7 @@ from phalanx.cli.verbs.pools import pools_app, projects_app, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
 from phalanx.cli.verbs.studies.sweep import sweep_app
 from phalanx.cli.verbs.tenancy.accounts import grants_app, groups_app, users_app, whoami
+from phalanx.cli.verbs.tenancy.audit import audit
 from phalanx.cli.verbs.tokens import token_app
 
 _TRAIN, _LOOK, _STEER, _PLATFORM = "Train", "Look", "Steer", "Platform"
@@ -107,6 +108,7 @@ for _verb, _panel in (
     (settings.update, _STEER),
     (secrets.secrets, _PLATFORM),
     (whoami, _PLATFORM),
+    (audit, _PLATFORM),
     (platform.up, _PLATFORM),
     (platform.doctor, _PLATFORM),
 ):

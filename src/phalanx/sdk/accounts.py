@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import Literal
 
 import httpx
@@ -18,6 +19,7 @@ from phalanx.schemas.api.accounts import (
     TakeRoleRequest,
     WhoAmIView,
 )
+from phalanx.schemas.api.audit import AuditEntryView, AuditPage
 from phalanx.sdk.transport import V1, Transport, encode, raise_for
 
 
@@ -55,6 +57,26 @@ class AccountCalls(Transport):
     def grants(self) -> list[GrantView]:
         """Roles in the projects of which the caller is an admin."""
         return self._get(f"{V1}/grants", list[GrantView])
+
+    def audit(
+        self,
+        *,
+        actor: str | None = None,
+        action: str | None = None,
+        target: str | None = None,
+        outcome: str | None = None,
+        since: datetime | None = None,
+    ) -> Iterator[AuditEntryView]:
+        """Entries of the audit log, newest first; read page by page. Needs the role admin for the whole."""
+        wanted = {"actor": actor, "action": action, "target": target, "outcome": outcome}
+        wanted["since"] = None if since is None else since.isoformat()
+        before: int | None = None
+        while True:
+            page = self._get(f"{V1}/audit", AuditPage, {**wanted, "before": before, "limit": 1000})
+            yield from page.entries
+            before = page.next
+            if before is None:
+                return
 
     def grant(self, subject: str, role: UserRole | str, project: str | None = None) -> GrantView:
         """Give a role in a project, or for the whole platform. Raises NotFound, PermissionDenied."""

@@ -39,11 +39,15 @@ class Of(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What one route needs. `session`: the session of a browser is enough, for pages."""
+    """What one route needs. `session`: the session of a browser is enough, for pages.
+
+    `audited`: a read has a row in the audit log, as every change has.
+    """
 
     permission: Permission
     of: Of
     session: bool = False
+    audited: bool = False
 
     @property
     def needs_caller(self) -> bool:
@@ -55,16 +59,21 @@ UNKNOWN = Access(Permission.PLATFORM_CHANGE, Of.WHOLE)
 """What a path needs that is no route."""
 
 
-def needs(permission: Permission, of: Of, *, session: bool = False) -> dict[str, Any]:
+def needs(
+    permission: Permission, of: Of, *, session: bool = False, audited: bool = False
+) -> dict[str, Any]:
     """The declaration of a route, for the argument `openapi_extra` of its decorator."""
     declared: dict[str, Any] = {"permission": permission.value, "of": of.value}
-    return {KEY: declared | ({"session": True} if session else {})}
+    flags = {"session": session, "audited": audited}
+    return {KEY: declared | {name: True for name, one in flags.items() if one}}
 
 
 OPEN = needs(Permission.SELF, Of.OPEN)
 """The declaration of a route that needs no token."""
 ATTEMPT = needs(Permission.SELF, Of.ATTEMPT)
 """The declaration of a route for supervisors."""
+ATTEMPT_AUDITED = needs(Permission.SELF, Of.ATTEMPT, audited=True)
+"""The same, for a route with calls that are in the audit log."""
 # Routes of the framework, which take no declaration.
 _BUILT_IN = {"/openapi.json": Access(Permission.SELF, Of.OPEN)}
 _FIELD = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -76,6 +85,7 @@ class Matched:
 
     access: Access
     values: dict[str, str]
+    route: str = ""  # the path with names of its variables; empty for no route
 
 
 class AccessTable:
@@ -100,11 +110,11 @@ class AccessTable:
         """What a request needs; UNKNOWN where no route is declared for it."""
         methods = self._literal.get(path)
         if methods is not None:
-            return Matched(_of_method(methods, method), {})
-        for pattern, methods in self._patterns.values():
+            return Matched(_of_method(methods, method), {}, path)
+        for route, (pattern, methods) in self._patterns.items():
             found = pattern.fullmatch(path)
             if found is not None and (method in methods or _is_open(methods)):
-                return Matched(_of_method(methods, method), found.groupdict())
+                return Matched(_of_method(methods, method), found.groupdict(), route)
         return Matched(UNKNOWN, {})
 
 
@@ -124,7 +134,10 @@ def _declared(route: Any, path: str) -> Access:
     if KEY in extra:
         said = extra[KEY]
         return Access(
-            Permission(said["permission"]), Of(said["of"]), bool(said.get("session", False))
+            Permission(said["permission"]),
+            Of(said["of"]),
+            session=bool(said.get("session")),
+            audited=bool(said.get("audited")),
         )
     if path in _BUILT_IN:
         return _BUILT_IN[path]

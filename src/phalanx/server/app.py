@@ -63,6 +63,7 @@ from phalanx.services.resources.pools import apply_pools
 from phalanx.services.timekeeping import open_clock
 from phalanx.store import Store, open_store, outbox
 from phalanx.store.leadership.replicas import ReplicaRow
+from phalanx.store.tenancy import audit
 
 _LOG = logging.getLogger(__name__)
 _GRACE_S = 3
@@ -134,6 +135,7 @@ def build_context(  # noqa: PLR0913
         leadership=Leadership(store, clock, replica),
     )
     store.on_commit(context.notifier.touched)
+    store.audit_with(audit.before_commit)
     return context
 
 

@@ -33,6 +33,7 @@ from phalanx.kit.text import replace_unencodable
 from phalanx.kit.units import format_size
 from phalanx.schemas.api.body import ErrorView, ProblemView
 from phalanx.server.access import AccessTable, Matched, Of
+from phalanx.server.audit_trail import AuditTrail
 from phalanx.server.connections import SCOPE_KEY
 from phalanx.server.context import CALLER_KEY, Context, in_thread
 from phalanx.services.platform import token_hash
@@ -79,6 +80,7 @@ class Gate:
         self._app = app
         self._context = context
         self._table = table
+        self._trail = AuditTrail(context, table)
         own = urlsplit(context.platform.server_url).hostname or ""
         self._hosts = {own, *(one.lower() for one in context.settings.api.allowed_hosts)}
 
@@ -94,14 +96,16 @@ class Gate:
                 await in_thread(self._check_supervisor, headers)
             self._check_load(caller, scope["method"])
         except PlatformError as error:
+            if isinstance(error, Unauthenticated | PermissionDenied | NotFound):
+                await self._trail.denied(scope)
             await error_response(error)(scope, receive, send)
             return
-        scope[CALLER_KEY] = caller
+        await self._trail.read(scope)
         connection = scope.get(SCOPE_KEY)
         if connection is not None and (caller is not None or scope["path"] == _SYNC):
             # Supervisors of an attempt have one token, and each of them has a connection.
             connection.recognize("" if caller is None else caller.token)
-        with self._counted(caller, scope["method"]):
+        with self._counted(caller, scope["method"]), self._trail.changes(scope):
             await self._app(scope, self._bounded(scope["path"], receive), send)
 
     def _check_load(self, caller: Caller | None, method: str) -> None:
@@ -164,6 +168,7 @@ class Gate:
         needed = self._table.find(scope["method"], path)
         if needed.access.needs_caller:
             caller = await self._caller(headers, pages=needed.access.session)
+            scope[CALLER_KEY] = caller
             await self._check_permission(caller, needed, f"{scope['method']} {path[:200]}")
         size = headers.get("content-length", "0")
         if not _SIZE.fullmatch(size):

@@ -17,6 +17,7 @@ from phalanx.schemas.api.body import ErrorView
 from phalanx.server.access import AccessTable, Of
 from phalanx.server.routers import (
     accounts,
+    audit,
     cost,
     jobs,
     platform,
@@ -72,6 +73,7 @@ def _routes() -> list[BaseRoute]:
         studies,
         cost,
         accounts,
+        audit,
         telemetry,
         resources,
         platform,

@@ -77,6 +77,7 @@ class Touched:
     topics: set[str] = field(default_factory=set)
     rows: dict[int, object] = field(default_factory=dict)
     feed: tuple[int, int] | None = None
+    changes: list[dict[str, Any]] = field(default_factory=list)  # for the audit log
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class Store:
         self._listeners: list[Listener] = []
         self._trouble: list[str] = []  # shared with the fenced stores
         self._fence: Callable[[Tx], None] | None = None
+        self._append_audit: Callable[[Tx], None] = lambda tx: None
         self._others: ChangeListener | None = None
 
     def check_place(self) -> None:
@@ -145,6 +147,10 @@ class Store:
         other._fence = fence
         return other
 
+    def audit_with(self, append: Callable[[Tx], None]) -> None:
+        """Call `append` at the end of every write transaction, inside of it."""
+        self._append_audit = append
+
     def transact(self, work: Callable[[Tx], T]) -> T:
         """Run `work` in one write transaction, and repeat it when a row has changed meanwhile.
 
@@ -167,6 +173,7 @@ class Store:
                 if self._fence is not None:
                     self._fence(tx)
                 result = work(tx)
+                self._append_audit(tx)
                 self._announce(tx)
                 self.check_place()
         except StoreUnavailable as error:

@@ -14,10 +14,11 @@ from sqlalchemy import Connection, Engine, inspect, select, text
 
 from phalanx.errors import Conflict, NotSupported, StoreCorrupt
 from phalanx.kit.text import random_hex
+from phalanx.store.engines.append_only import protect_audit_log
 from phalanx.store.tables import counters, facts, metadata
 
-HEAD = "0016"
-OLDEST_USER = "0014"
+HEAD = "0017"
+OLDEST_USER = "0017"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 
 A migration that only adds leaves it; one that takes or renames something sets it to its own revision.
@@ -33,6 +34,7 @@ COUNTERS = (
     "study_command",
     "trial_report",
     "cost_row",
+    "audit",
 )
 DATABASE_ID = "database_id"
 _OLDEST_USER = "oldest_user"
@@ -124,6 +126,7 @@ def stored_revision(engine: Engine) -> str | None:
 def _create(engine: Engine) -> None:
     with engine.begin() as conn:
         metadata.create_all(conn, checkfirst=False)
+        protect_audit_log(conn)
         conn.execute(counters.insert(), [{"name": name, "value": 0} for name in COUNTERS])
         conn.execute(facts.insert(), {"name": DATABASE_ID, "value": random_hex(32)})
         _note_oldest(conn)

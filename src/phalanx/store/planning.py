@@ -13,6 +13,7 @@ from phalanx.core.gang.placement import Placement
 from phalanx.core.scheduling.model.planner_state import Reservation, Usage
 from phalanx.store.database import Tx, columns_of, read
 from phalanx.store.tables import facts, project_usage, reservations
+from phalanx.store.tenancy import audit
 
 PREEMPTION = "preemption"
 MOVE = "move"
@@ -99,10 +100,16 @@ def stored_policy(tx: Tx) -> StoredPolicy | None:
 
 def put_policy(tx: Tx, one: StoredPolicy) -> None:
     """Set the policy; it replaces an earlier one."""
-    remove_policy(tx)
+    audit.describe(tx, "policy", _name_of(stored_policy(tx)), one.policy)
+    tx.conn.execute(facts.delete().where(facts.c.name == _POLICY))
     tx.conn.execute(facts.insert(), {"name": _POLICY, "value": json.dumps(encode(one))})
 
 
 def remove_policy(tx: Tx) -> None:
     """Forget the policy that was set."""
+    audit.describe(tx, "policy", _name_of(stored_policy(tx)), None)
     tx.conn.execute(facts.delete().where(facts.c.name == _POLICY))
+
+
+def _name_of(one: StoredPolicy | None) -> str | None:
+    return None if one is None else one.policy

@@ -11,6 +11,7 @@ from sqlalchemy import Table, select
 from phalanx.store import tables
 from phalanx.store.database import Tx, columns_of, read
 from phalanx.store.tables import node_marks
+from phalanx.store.tenancy import audit
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,17 @@ class AppliedTable:
 
     def put(self, tx: Tx, applied: Sequence[Applied]) -> None:
         """Add these or replace those of the same names."""
+        before = {one.name: one.body for one in self.now(tx)} if audit.is_on() else {}
         for one in applied:
-            self.remove(tx, one.name)
+            tx.conn.execute(self._table.delete().where(self._table.c.name == one.name))
             tx.conn.execute(self._table.insert(), columns_of(one))
+            audit.describe(tx, f"{self._table.name} {one.name}", before.get(one.name), one.body)
 
     def remove(self, tx: Tx, name: str) -> None:
         """Delete the one of this name."""
+        if audit.is_on():
+            before = {one.name: one.body for one in self.now(tx)}
+            audit.describe(tx, f"{self._table.name} {name}", before.get(name), None)
         tx.conn.execute(self._table.delete().where(self._table.c.name == name))
 
 
@@ -73,10 +79,19 @@ def marks(tx: Tx) -> dict[str, NodeMark]:
 
 def mark_node(tx: Tx, mark: NodeMark) -> None:
     """Put a mark on a node; it replaces an earlier one."""
-    unmark_node(tx, mark.node)
+    _describe_mark(tx, mark.node, mark)
+    tx.conn.execute(node_marks.delete().where(node_marks.c.node == mark.node))
     tx.conn.execute(node_marks.insert(), columns_of(mark))
 
 
 def unmark_node(tx: Tx, node: str) -> None:
     """Delete the mark of a node, if it has one."""
+    _describe_mark(tx, node, None)
     tx.conn.execute(node_marks.delete().where(node_marks.c.node == node))
+
+
+def _describe_mark(tx: Tx, node: str, after: NodeMark | None) -> None:
+    if audit.is_on():
+        before = marks(tx).get(node)
+        shown = [None if one is None else columns_of(one) for one in (before, after)]
+        audit.describe(tx, f"node {node}", *shown)

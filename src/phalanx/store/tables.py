@@ -389,6 +389,23 @@ credentials = Table(
     Index(None, "principal"),
 )
 
+# What did what, from where: triggers refuse to change or remove a row.
+audit_log = Table(
+    "audit_log",
+    metadata,
+    _key("id"),  # in the order of the commits
+    Column("at", BigInteger, nullable=False),
+    Column("actor", String(140), nullable=False),
+    Column("credential", String(64), nullable=False),
+    Column("address", String(64), nullable=False),
+    Column("action", String(160), nullable=False),
+    Column("target", String(300), nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("changes", JSON, nullable=False),
+    Index(None, "actor", "id"),
+    Index(None, "target", "id"),
+)
+
 # Users and service accounts.
 accounts = Table(
     "accounts",

@@ -28,6 +28,7 @@ from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.transport import Transport
 from phalanx.server.routers import (
     accounts,
+    audit,
     cost,
     jobs,
     platform,
@@ -107,6 +108,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "accounts.set_group": lambda c: c.accounts.set_group("group:ml", []),
     "accounts.grants": lambda c: c.accounts.grants(),
     "accounts.grant": lambda c: c.accounts.grant("user:ada", "member", "vision"),
+    "accounts.audit": lambda c: list(c.accounts.audit(actor="user:ada", outcome="denied")),
     "accounts.take": lambda c: c.accounts.take("user:ada", "vision"),
     "studies.add_trial": lambda c: c.studies.add_trial(1, {"lr": 0.1}),
     "costs.budgets": lambda c: c.costs.budgets(),
@@ -120,7 +122,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
 def routes() -> dict[tuple[str, str], set[str]]:
     """Method and path pattern of every route, with the names of its query parameters."""
     app = FastAPI()
-    for module in (jobs, telemetry, resources, platform, tokens, studies, cost, accounts):
+    for module in (jobs, telemetry, resources, platform, tokens, studies, cost, accounts, audit):
         app.include_router(module.router)
     found = {}
     for path, methods in app.openapi()["paths"].items():

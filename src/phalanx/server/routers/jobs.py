@@ -149,7 +149,7 @@ async def get_events(here: Here, num: JobNum, after: Number = 0, wait_s: Wait = 
     )
 
 
-@router.get("/{num}/checkpoints", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
+@router.get("/{num}/checkpoints", openapi_extra=needs(Permission.JOBS_READ, Of.JOB, audited=True))
 def get_checkpoints(here: Here, num: JobNum) -> list[CheckpointView]:
     """The job's checkpoints, oldest first."""
     return views.list_checkpoints(here.platform, num)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import FileResponse
 
 from phalanx.schemas.wire.supervision import SecretValues, SyncRequest, SyncResponse
-from phalanx.server.access import ATTEMPT
+from phalanx.server.access import ATTEMPT, ATTEMPT_AUDITED
 from phalanx.server.context import Here, Threads, in_thread
 from phalanx.server.strict_requests import Number, SupervisorRoute
 from phalanx.services.lifecycle.commit import job_topic
@@ -41,7 +41,7 @@ async def post_sync(here: Here, sync: SyncRequest, request: Request) -> SyncResp
     return answer.response.model_copy(update={"orders": orders, "server_now": here.clock.now()})
 
 
-@router.get("/code/{digest}", openapi_extra=ATTEMPT)
+@router.get("/code/{digest}", openapi_extra=ATTEMPT_AUDITED)
 async def get_code(
     here: Here,
     request: Request,
@@ -56,7 +56,7 @@ async def get_code(
     return FileResponse(path, media_type="application/x-tar")
 
 
-@router.get("/secrets", openapi_extra=ATTEMPT)
+@router.get("/secrets", openapi_extra=ATTEMPT_AUDITED)
 async def get_secrets(
     here: Here,
     request: Request,

@@ -22,7 +22,7 @@ exposition = APIRouter(tags=["telemetry"])
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@router.get("/{num}/logs", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
+@router.get("/{num}/logs", openapi_extra=needs(Permission.JOBS_READ, Of.JOB, audited=True))
 async def get_logs(  # noqa: PLR0913
     here: Here,
     num: JobNum,

@@ -66,7 +66,9 @@ def _row(job: JobView) -> tuple[str, ...]:
     )
 
 
-@router.get("/jobs/{num}", openapi_extra=needs(Permission.JOBS_READ, Of.JOB, session=True))
+@router.get(
+    "/jobs/{num}", openapi_extra=needs(Permission.JOBS_READ, Of.JOB, session=True, audited=True)
+)
 def get_job_page(here: Here, num: JobNum) -> HTMLResponse:
     """One job."""
     job = views.job_view(here.platform, num)

@@ -14,6 +14,7 @@ from phalanx.core.jobs.events import JobEvent, StopRequested, Submitted
 from phalanx.core.jobs.machine import create, decide, wake_at
 from phalanx.core.jobs.model import HOLDING, Job, JobCommand, JobState
 from phalanx.errors import Bug, InvalidTransition, InvariantBroken, StoreError
+from phalanx.kit.text import job_label
 from phalanx.kit.units import to_rfc3339
 from phalanx.services.caches.study_cache import TOLD_TO_STUDIES, TRIAL_JOBS
 from phalanx.services.ledger.settle import settle
@@ -22,6 +23,7 @@ from phalanx.store import events as log
 from phalanx.store import jobs, outbox
 from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFacts, StoredJob
+from phalanx.store.tenancy import audit
 
 _LOG = logging.getLogger(__name__)
 QUEUE = "queue"
@@ -61,6 +63,7 @@ def commit_new_many(
     jobs.insert(tx, [(job, facts, wake_at(job)) for job, _, facts in made])
     log.append(tx, [_entry(job, submitted, 1, now, actor) for job, submitted, _ in made])
     for job, _, facts in made:
+        audit.describe(tx, f"job {job_label(job.num)}", None, _audited(job, facts))
         tx.touched.rows[job.num] = StoredJob(job, facts, 1, 1, None)
         _touch(tx, job, wake_at(job))
     tx.touched.topics.add(QUEUE)
@@ -92,6 +95,20 @@ def commit_events(
         changed = replace(changed, facts=facts)
     _write(tx, [changed], now)
     return changed.stored()
+
+
+def _audited(job: Job, facts: JobFacts) -> dict[str, Any]:
+    """What the audit log shows of a job: what requests change of it."""
+    return {
+        "state": job.state.value,
+        "goal": None if job.goal is None else job.goal.value,
+        "project": facts.project,
+        "owner": facts.owner,
+        "name": facts.name,
+        "priority": facts.priority,
+        "labels": facts.labels,
+        "pools": facts.pools,
+    }
 
 
 def _raise(num: int, error: Exception) -> None:
@@ -202,6 +219,15 @@ def _save(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
     """Save the jobs, append the events, queue the commands and collect the topics to notify."""
     if not changed:
         return
+    if audit.is_on():
+        for one in changed:
+            after = _audited(one.job, one.facts or one.before.facts)
+            audit.describe(
+                tx,
+                f"job {job_label(one.job.num)}",
+                _audited(one.before.job, one.before.facts),
+                after,
+            )
     jobs.save_many(tx, [(one.before, one.job, one.wake, len(one.entries)) for one in changed])
     log.append(tx, [entry for one in changed for entry in one.entries])
     outbox.add(tx, [(one.job.num, c) for one in changed for c in one.commands], now)

@@ -23,7 +23,7 @@ from phalanx.services.platform import Platform, token_hash
 from phalanx.store import credentials
 from phalanx.store.credentials import SESSION, TICKET, TOKEN, Credential
 from phalanx.store.database import Tx
-from phalanx.store.tenancy import accounts
+from phalanx.store.tenancy import accounts, audit
 
 ADMIN = "admin"
 SESSION_S = 12 * 3600
@@ -99,6 +99,8 @@ def _store(platform: Platform, new: Credential) -> TokenCreated:
     one = replace(new, hash=token_hash(value))
 
     def work(tx: Tx) -> None:
+        old = credentials.token(tx, one.id, one.created_at)
+        audit.describe(tx, f"token {one.id}", _audited(old), _audited(one))
         credentials.remove(tx, one.id)  # of a rotated token, with its sessions
         credentials.insert(tx, one)
 
@@ -120,7 +122,25 @@ def _may_change(by: Caller, one: Credential) -> bool:
 def revoke_token(platform: Platform, id: str, now: int, by: Caller) -> None:
     """Delete a token and its sessions. Raises NotFound."""
     _known(platform, id, now, by)
-    platform.store.transact(lambda tx: credentials.remove(tx, id))
+
+    def work(tx: Tx) -> None:
+        audit.describe(tx, f"token {id}", _audited(credentials.token(tx, id, now)), None)
+        credentials.remove(tx, id)
+
+    platform.store.transact(work)
+
+
+def _audited(one: Credential | None) -> dict[str, object] | None:
+    """What the audit log shows of a token: never its value or its hash."""
+    if one is None:
+        return None
+    return {
+        "name": one.name,
+        "scopes": list(one.scopes),
+        "principal": one.principal or HOME_USER.id,
+        "created_at": one.created_at,
+        "expires_at": one.expires_at,
+    }
 
 
 def rotate_token(platform: Platform, id: str, now: int, by: Caller) -> TokenCreated:
@@ -146,7 +166,12 @@ def rotate_admin(platform: Platform, now: int) -> TokenCreated:
     Supervisors and other tokens go on.
     """
     value = random_hex(48)
-    platform.store.transact(lambda tx: credentials.remove(tx, ADMIN))
+
+    def work(tx: Tx) -> None:
+        audit.describe(tx, "the token of the home", "the old one", "a new one")
+        credentials.remove(tx, ADMIN)
+
+    platform.store.transact(work)
     home = platform.home
     write_file(home.token_file, f"{value}\n".encode())
     with contextlib.suppress(FileNotFoundError):
@@ -175,6 +200,7 @@ def _new_session(tx: Tx, caller: Caller, now: int) -> str:
         parent=caller.token,
         principal=_stored(caller.principal.id),
     )
+    audit.describe(tx, f"session of {caller.principal.id}", None, {"opened by": caller.token})
     credentials.drop_expired(tx, now)
     credentials.insert(tx, one)
     return value
@@ -182,7 +208,13 @@ def _new_session(tx: Tx, caller: Caller, now: int) -> str:
 
 def end_sessions(platform: Platform) -> int:
     """End the sessions of all browsers; returns their number."""
-    return platform.store.transact(credentials.remove_sessions)
+
+    def work(tx: Tx) -> int:
+        count = credentials.remove_sessions(tx)
+        audit.describe(tx, "sessions of browsers", count, 0)
+        return count
+
+    return platform.store.transact(work)
 
 
 def close_session(platform: Platform, value: str, now: int) -> None:

@@ -13,11 +13,13 @@ from phalanx.core.codec import encode
 from phalanx.core.search.events import StudyEvent
 from phalanx.core.search.machine import decide, wake_at
 from phalanx.core.search.model import Ask, Study, StudyCommand, Trial, TrialStatus
+from phalanx.kit.text import study_label
 from phalanx.services.platform import Platform
 from phalanx.store.database import Tx
 from phalanx.store.events import kind_of
 from phalanx.store.studies import commands, log, rows
 from phalanx.store.studies.rows import StoredStudy, StudyProgress, TrialRow
+from phalanx.store.tenancy import audit
 
 T = TypeVar("T")
 ACTOR = "study"
@@ -106,6 +108,13 @@ class StudyWork:
         fresh_trials: list[TrialRow] = []
         changed_trials: list[TrialRow] = []
         for one in changed:
+            before, after = one.before.state.value, one.study.state.value
+            audit.describe(
+                self.tx,
+                f"study {study_label(one.study.num)}",
+                {"state": before},
+                {"state": after, "events": len(one.entries)},
+            )
             one.stored = rows.save(self.tx, one.stored, self._progress(one), len(one.entries))
             for number, trial in one.changed.items():
                 row = trial_row(one.study, trial, self.now)

@@ -53,6 +53,7 @@ from phalanx.store.events import kind_of
 from phalanx.store.idempotency import RequestKey, earlier_answer, once
 from phalanx.store.studies import commands, log, rows
 from phalanx.store.studies.rows import StudyHeader
+from phalanx.store.tenancy import audit
 
 
 def check_study(
@@ -236,6 +237,12 @@ def submit_study(
         study, counts = decision.study, dict[str, int]()
         for trial in study.trials:
             counts[trial.status.value] = counts.get(trial.status.value, 0) + 1
+        audit.describe(
+            tx,
+            f"study {study_label(num)}",
+            None,
+            {"project": header.project, "owner": header.owner, "name": header.name},
+        )
         rows.insert(tx, header, study_progress(study, counts, None))
         rows.put_trials(tx, [trial_row(study, trial, now) for trial in study.trials], [])
         reason = {"state": study.state.value, "code": study.reason.code.value, "message": ""}

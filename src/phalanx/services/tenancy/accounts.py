@@ -20,7 +20,7 @@ from phalanx.schemas.api.body import at_of
 from phalanx.services.platform import Platform
 from phalanx.store import credentials
 from phalanx.store.database import Tx
-from phalanx.store.tenancy import accounts
+from phalanx.store.tenancy import accounts, audit
 from phalanx.store.tenancy.accounts import RoleGrant, StoredAccount
 
 
@@ -53,6 +53,7 @@ def add_account(
     def work(tx: Tx) -> AccountView:
         if one.id == HOME_USER.id or accounts.find(tx, one.id) is not None:
             raise Conflict(f"the account {one.id} is there already", "choose another name")
+        audit.describe(tx, one.id, None, {"created_by": one.created_by})
         accounts.insert(tx, one)
         return _account(tx, one, {})
 
@@ -67,6 +68,7 @@ def remove_account(platform: Platform, id: str) -> None:
 
     def work(tx: Tx) -> None:
         _known_account(tx, id)
+        audit.describe(tx, id, {"roles": accounts.roles_of(tx, id)}, None)
         credentials.remove_of(tx, id)
         accounts.remove(tx, id)
 
@@ -93,6 +95,7 @@ def set_group(platform: Platform, id: str, members: Sequence[str]) -> GroupView:
     def work(tx: Tx) -> None:
         for one in wanted:
             _known_account(tx, one)
+        audit.describe(tx, id, accounts.groups(tx).get(id), wanted)
         accounts.set_members(tx, id, wanted)
         if not wanted:
             accounts.remove(tx, id)
@@ -131,6 +134,8 @@ def give_role(platform: Platform, request: GrantRequest, now: int, by: Caller) -
                 f"there is no account or group {one.subject}",
                 "`phalanx users add` and `phalanx groups set` make them",
             )
+        before = accounts.role_in(tx, one.subject, one.project)
+        audit.describe(tx, _place(one.subject, one.project), before, one.role)
         accounts.put_grant(tx, one)
 
     platform.store.transact(work)
@@ -141,8 +146,18 @@ def take_role(platform: Platform, request: TakeRoleRequest, by: Caller) -> None:
     """Take a role; it ends with the next request. Raises PermissionDenied, NotFound."""
     by.require(Permission.GRANTS_CHANGE, request.project)
     place = request.project or WHOLE
-    if not platform.store.transact(lambda tx: accounts.remove_grant(tx, request.subject, place)):
+
+    def work(tx: Tx) -> bool:
+        before = accounts.role_in(tx, request.subject, place)
+        audit.describe(tx, _place(request.subject, place), before, None)
+        return accounts.remove_grant(tx, request.subject, place)
+
+    if not platform.store.transact(work):
         raise NotFound(f"{request.subject} has no role there", "`phalanx grants list` lists them")
+
+
+def _place(subject: str, project: str) -> str:
+    return f"role of {subject} in {project or 'the whole platform'}"
 
 
 def who_am_i(by: Caller) -> WhoAmIView:

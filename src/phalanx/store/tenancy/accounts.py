@@ -87,6 +87,13 @@ def remove_grant(tx: Tx, subject: str, project: str) -> bool:
     return bool(tx.conn.execute(statement).rowcount)
 
 
+def role_in(tx: Tx, subject: str, project: str) -> str | None:
+    """The role that a subject was given in a place itself, not by a group."""
+    here = role_grants.c
+    query = select(here.role).where(here.subject == subject, here.project == project)
+    return tx.conn.execute(query).scalar_one_or_none()
+
+
 def grants(tx: Tx, projects: Sequence[str] | None = None) -> list[RoleGrant]:
     """All roles by place and subject; of some places where they are given."""
     here = role_grants.c
