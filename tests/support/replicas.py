@@ -139,10 +139,15 @@ class Replicas:
     def client(self, one: RunningReplica) -> PhalanxClient:
         return PhalanxClient(one.url, (self.home / "token").read_text().strip())
 
-    def submit(self, client: PhalanxClient, sleep_s: float) -> int:
-        """Submit a job of one rank that notes its start."""
+    def new_job(self) -> int:
+        """The number of the next job."""
         self._submitted += 1
-        note = self.root / "starts" / str(self._submitted)
+        return self._submitted
+
+    def submit(self, client: PhalanxClient, sleep_s: float, number: int | None = None) -> int:
+        """Submit a job of one rank that notes its start; a repetition changes nothing."""
+        number = number or self.new_job()
+        note = self.root / "starts" / str(number)
         script = f"echo started >> {note}; sleep {sleep_s}"
         spec = {
             "schema": 1,
@@ -151,7 +156,7 @@ class Replicas:
             "framework": "none",
             "resources": {"nodes": 1, "slots_per_node": 1},
         }
-        return client.submit(SubmitRequest(spec=spec), key=f"noted-{self._submitted}").job.num
+        return client.submit(SubmitRequest(spec=spec), key=f"noted-{number}").job.num
 
     def starts(self) -> dict[str, int]:
         """How often each submitted job has started."""
@@ -169,6 +174,11 @@ class Replicas:
         found = dict(self.ask("SELECT state, count(*) FROM jobs GROUP BY state"))
         assert not found.keys() & {"failed", "cancelled"}, found
         return set(found) == {"succeeded"} and found["succeeded"] == self._submitted
+
+    def is_idle(self) -> bool:
+        """Whether no job waits or runs."""
+        live = "SELECT count(*) FROM jobs WHERE ended_at IS NULL"
+        return self.ask(live)[0][0] == 0
 
     def kill(self, one: RunningReplica) -> None:
         """`kill -9`."""

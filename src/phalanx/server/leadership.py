@@ -147,6 +147,18 @@ class Leadership:
 
         return self._store.transact(work)
 
+    def living(self) -> list[tuple[ReplicaRow, str]]:
+        """The replicas that live, each with its role; none on SQLite."""
+        if self.me is None:
+            return []
+
+        def work(tx: Tx) -> list[tuple[ReplicaRow, str]]:
+            holder = leases.holder(tx, LOOPS)
+            leader = None if holder is None else holder.owner
+            return [(one, LEADER if one.name == leader else STANDBY) for one in replicas.live(tx)]
+
+        return self._store.view(work)
+
     def leave(self) -> None:
         """Remove this process from the replicas."""
         me = self.me

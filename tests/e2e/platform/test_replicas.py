@@ -31,6 +31,7 @@ def test_a_standby_goes_on_where_a_killed_leader_was(replicas: Replicas) -> None
     replicas.wait()
     leader, standby = replicas.leader(), replicas.standby()
     with replicas.client(standby) as client:
+        assert sorted(one.role for one in client.info().replicas) == ["leader", "standby"]
         running = replicas.submit(client, 12)
         # The leader hears at once of a job that another replica has stored.
         events = client.events(running, after=1, wait_s=30).events

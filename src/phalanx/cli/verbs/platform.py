@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from phalanx.cli.client import embedded
-from phalanx.cli.client.session import Session
+from phalanx.cli.client.session import Session, connected
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, duration
 from phalanx.cli.verbs.programs import run_module
@@ -192,11 +193,19 @@ def doctor(
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the backup.")]
 _BACKUP = "phalanx.standalone.backup"
+_REPLICA_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "NAME": lambda one: one.name,
+    "ROLE": lambda one: one.role,
+    "URL": lambda one: one.url,
+    "VERSION": lambda one: one.version,
+    "STARTED": lambda one: output.moment(one.started_at),
+}
 
 admin_app = typer.Typer(
     name="admin",
     no_args_is_help=True,
-    help="Back up, restore or move a home: backup, restore, import-home.",
+    help="Back up, restore or move a home: backup, restore, import-home. Control planes of a database: "
+    "replicas.",
 )
 
 
@@ -220,6 +229,14 @@ def restore(
     """Put a backup into the home. No control plane may run there."""
     words = ["--home", str(_home(ctx)), "restore", str(folder)]
     run_module(_BACKUP, [*words, "--force"] if force else words)
+
+
+@admin_app.command("replicas")
+def list_replicas(ctx: typer.Context, json: AsJson = False) -> None:
+    """List the control planes that serve the same PostgreSQL database, and which of them leads."""
+    with connected(ctx) as client:
+        found = client.info().replicas
+    output.listing(found, json, _REPLICA_COLUMNS, "no replicas: this control plane uses SQLite")
 
 
 @admin_app.command("import-home")

@@ -83,6 +83,16 @@ class ErrorView(ResponseBody):
     problems: list[ProblemView] = Field(default_factory=list)
 
 
+class ReplicaView(ResponseBody):
+    """One of the control planes that serve the same PostgreSQL database."""
+
+    name: str  # host and process number
+    role: str  # `leader` or `standby`
+    url: str
+    version: str
+    started_at: At
+
+
 class InfoView(ResponseBody):
     """The control plane: its version, its process and its state."""
 
@@ -98,6 +108,7 @@ class InfoView(ResponseBody):
     idle_exit_s: float | None = None
     database: str = ""  # random id of the database
     trouble: str | None = None  # why nothing can be stored at present, a full disk for example
+    replicas: list[ReplicaView] = []  # that live, this one among them; empty on SQLite
 
 
 class ReadinessView(ResponseBody):

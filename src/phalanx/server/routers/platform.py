@@ -10,7 +10,14 @@ from fastapi import APIRouter, Path, Request, Response
 import phalanx
 from phalanx.core.tenancy.roles import Permission
 from phalanx.kit.clock import SteadyClock
-from phalanx.schemas.api.body import HelloRequest, HelloResponse, InfoView, ReadinessView, at_of
+from phalanx.schemas.api.body import (
+    HelloRequest,
+    HelloResponse,
+    InfoView,
+    ReadinessView,
+    ReplicaView,
+    at_of,
+)
 from phalanx.server.access import OPEN, Of, needs
 from phalanx.server.context import Context, Here, in_thread
 from phalanx.server.observe.readiness import Readiness
@@ -52,6 +59,16 @@ def get_info(here: Here) -> InfoView:
         idle_exit_s=here.settings.idle_exit_s,
         database=here.platform.store.database_id,
         trouble=here.platform.store.trouble,
+        replicas=[
+            ReplicaView(
+                name=one.name,
+                role=role,
+                url=one.url,
+                version=one.version,
+                started_at=at_of(one.started_at),
+            )
+            for one, role in here.leadership.living()
+        ],
     )
 
 
