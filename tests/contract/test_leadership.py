@@ -147,6 +147,16 @@ def test_a_new_owner_waits_for_the_write_that_is_under_way(url: str, store: Stor
         assert not writes(store, lease)
 
 
+def test_a_lease_from_before_the_clock_was_set_back_is_taken(store: Store) -> None:
+    """Otherwise nothing would lead until the clock has caught up."""
+    lease = store.transact(lambda tx: leases.take(tx, LOOPS, "a", 8.0))
+    assert lease is not None
+    ahead = f"UPDATE leases SET expires_at = {leases.NOW} + 3600000000"
+    store.transact(lambda tx: tx.conn.exec_driver_sql(ahead))
+    assert store.transact(lambda tx: leases.take(tx, LOOPS, "b", 8.0)) == Lease(LOOPS, 2)
+    assert not writes(store, lease)
+
+
 def test_a_process_that_rests_in_a_transaction_does_not_keep_the_lease(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,8 @@ class RunningReplica:
     process: subprocess.Popen[bytes]
     log: Path
     url: str = ""
+    stopped: bool = False
+    """Whether a load balancer would send it no requests."""
 
     @property
     def pid(self) -> int:

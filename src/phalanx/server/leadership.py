@@ -85,14 +85,17 @@ class Leadership:
         """Extend the lease. Raises LeaseLost, also where no renewal has succeeded for too long."""
         began_s = self._clock.monotonic()
         try:
-            self._store.transact(lambda tx: leases.renew(tx, lease, LEASE_S))
+            try:
+                self._store.transact(lambda tx: leases.renew(tx, lease, LEASE_S))
+                self._renewed_s = began_s
+            except LeaseLost:
+                raise
+            except PlatformError as error:
+                _LOG.warning("the lease cannot be renewed: %s", error)
+                self.expect(lease)
         except LeaseLost:
+            self._lease = None
             raise
-        except PlatformError as error:
-            _LOG.warning("the lease cannot be renewed: %s", error)
-            self.expect(lease)
-        else:
-            self._renewed_s = began_s
 
     def expect(self, lease: Lease) -> None:
         """Raise LeaseLost where this process can tell that its lease has run out.
@@ -115,8 +118,8 @@ class Leadership:
     def stand_by(self) -> None:
         """Lead no longer; give the lease to the next process where it is still there."""
         lease, self._lease = self._lease, None
+        _LOG.warning("this control plane stands by")
         if lease is not None:
-            _LOG.warning("this control plane stands by")
             try:
                 self._store.transact(lambda tx: leases.give_up(tx, lease))
             except PlatformError as error:

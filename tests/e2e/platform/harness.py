@@ -210,9 +210,15 @@ def survivors(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """A running platform; left jobs are stopped at the end."""
+def platform(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Platform]:
+    """A running platform, on PostgreSQL with that option; left jobs are stopped at the end."""
     one = Platform(tmp_path_factory.mktemp("platform"))
+    if request.config.getoption("--database") == "postgresql":
+        name = f"platform_{request.module.__name__.rpartition('.')[2]}"
+        url = request.getfixturevalue("postgres").create(name, empty=False)
+        one.env["PHALANX__DATABASE__URL"] = url
     one.up()
     yield one
     one.down()

@@ -86,7 +86,7 @@ class Load:
         return max(longest_s, time.monotonic() - self._began_s)
 
     def _accepted(self, number: int) -> bool:
-        living = [one for one in list(self._replicas.running) if one.url]
+        living = [one for one in list(self._replicas.running) if one.url and not one.stopped]
         try:
             with self._replicas.client(self._dice.choice(living)) as client:
                 self.accepted.append(self._replicas.submit(client, 0.3, number))
@@ -114,11 +114,13 @@ def disturb(kind: str, replicas: Replicas, postgres: PostgresServer, dice: rando
 
 def stopped(replicas: Replicas, leader: RunningReplica) -> int:
     """Stop the leader past its lease; returns how often it wrote as a leader after it woke."""
+    leader.stopped = True
     leader.process.send_signal(signal.SIGSTOP)
     replicas.leader(leader)
     before = replicas.loop_writes(leader)
     leader.process.send_signal(signal.SIGCONT)
     wait_until(lambda: leader.role() == "standby", "it stands by", every_s=0.1)
+    leader.stopped = False
     return replicas.loop_writes(leader) - before
 
 

@@ -18,8 +18,6 @@ from phalanx.cli.verbs.programs import run_module
 from phalanx.errors import Conflict, UserError
 
 _LEAVE_S = 30.0
-# In the home of a control plane on PostgreSQL.
-DATABASE_PLACE = "database"
 _MIN_AGE_S = 3600.0
 
 
@@ -130,7 +128,7 @@ def _replace_detached(session: Session) -> None:
     found = embedded.find(session.home)
     if found is None or found.process is None:
         return
-    if (session.home / DATABASE_PLACE).exists():
+    if (session.home / embedded.DATABASE_PLACE).exists():
         return
     if not embedded.is_detached(found.process):
         raise Conflict(

@@ -22,10 +22,10 @@ NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _ADD = text(
     "INSERT INTO leases (name, token, owner, expires_at) VALUES (:name, 0, '', 0) ON CONFLICT DO NOTHING"
 )
-_IS_OVER = text(f"SELECT expires_at <= {NOW} FROM leases WHERE name = :name")  # noqa: S608
-_READ = text(
-    f"SELECT expires_at <= {NOW} AS is_over FROM leases WHERE name = :name FOR UPDATE"  # noqa: S608
-)
+# A lease that lasts much longer than one can be given was given before the clock was set back.
+_OVER = f"(expires_at <= {NOW} OR expires_at > {NOW} + 2 * CAST(:ttl AS bigint))"
+_IS_OVER = text(f"SELECT {_OVER} FROM leases WHERE name = :name")  # noqa: S608
+_READ = text(f"SELECT {_OVER} AS is_over FROM leases WHERE name = :name FOR UPDATE")  # noqa: S608
 _TAKE = text(
     f"UPDATE leases SET token = token + 1, owner = :owner, expires_at = {NOW} + :ttl "  # noqa: S608
     "WHERE name = :name RETURNING token"
@@ -64,15 +64,15 @@ class Holder:
 
 def take(tx: Tx, name: str, owner: str, ttl_s: float) -> Lease | None:
     """Take a lease that is free or has run out; None while another owner has it."""
-    is_over = tx.conn.execute(_IS_OVER, {"name": name}).scalar()
+    values = {"name": name, "ttl": round(ttl_s * 1e6)}
+    is_over = tx.conn.execute(_IS_OVER, values).scalar()
     if is_over is None:
         tx.conn.execute(_ADD, {"name": name})
     elif not is_over:
         return None  # without a lock, which would wait for the writes of the owner
-    if not tx.conn.execute(_READ, {"name": name}).one().is_over:
+    if not tx.conn.execute(_READ, values).one().is_over:
         return None
-    values = {"name": name, "owner": owner, "ttl": round(ttl_s * 1e6)}
-    return Lease(name, int(tx.conn.execute(_TAKE, values).scalar_one()))
+    return Lease(name, int(tx.conn.execute(_TAKE, {**values, "owner": owner}).scalar_one()))
 
 
 def renew(tx: Tx, lease: Lease, ttl_s: float) -> None:
