@@ -19,18 +19,40 @@ from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.sdk import PhalanxClient
 from support.waiting import wait_until
 
+RUN = """
+from phalanx.standalone.__main__ import main
+sys.exit(main())
+"""
 # A control plane without the guard: no write of a loop is checked, and a lost lease is not noticed.
-UNGUARDED = """
+UNGUARDED = (
+    """
 import sys
 from phalanx.server.leadership import Leadership
 from phalanx.store.leadership import leases
 leases.check = lambda tx, lease: None
 leases.renew = lambda tx, lease, ttl_s: None
 Leadership.expect = lambda self, lease: None
-from phalanx.standalone.__main__ main
-sys.exit(main())
-""".replace("__main__ main", "__main__ import main")
-# Who writes what the loops write: one row for each placement and for each command that is taken or done.
+"""
+    + RUN
+)
+# A later release: its migration adds a column that this one does not know.
+NEXT_RELEASE = (
+    """
+import sys
+from sqlalchemy import text
+import phalanx
+from phalanx.store import migrate
+phalanx.__version__, migrate.HEAD = "next", "9998"
+def upgrade(engine, stored):
+    with engine.begin() as conn:
+        conn.execute(text("ALTER TABLE jobs ADD COLUMN next_release integer DEFAULT 1"))
+        conn.execute(text("UPDATE alembic_version SET version_num = '9998'"))
+        migrate._note_oldest(conn)
+migrate.upgrade = upgrade
+"""
+    + RUN
+)
+# The process behind each placement, and behind each command that is taken or done.
 AUDIT = """
 CREATE TABLE audit (id bigserial, application text, what text, at timestamptz);
 CREATE FUNCTION audited() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -84,11 +106,11 @@ class Replicas:
         self.running: list[RunningReplica] = []
         self._started = self._submitted = 0
 
-    def start(self, *, guarded: bool = True) -> RunningReplica:
-        """Start one more control plane; `wait` waits for it."""
+    def start(self, instead: str | None = None) -> RunningReplica:
+        """Start one more control plane, or a program in its place; `wait` waits for it."""
         self._started += 1
         log = self.root / f"replica-{self._started}.log"
-        program = ["-m", "phalanx.standalone"] if guarded else ["-c", UNGUARDED]
+        program = ["-m", "phalanx.standalone"] if instead is None else ["-c", instead]
         words = [sys.executable, *program, "--home", str(self.home), "--slots", str(self.slots)]
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -186,6 +208,12 @@ class Replicas:
         """`kill -9`."""
         one.process.kill()
         one.process.wait()
+        self.running.remove(one)
+
+    def leave(self, one: RunningReplica) -> None:
+        """SIGTERM, as at a planned stop."""
+        one.process.terminate()
+        assert one.process.wait(60) == 0, one.log.read_text()
         self.running.remove(one)
 
     def close(self) -> None:

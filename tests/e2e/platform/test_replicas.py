@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import httpx
 import pytest
 
 from support.databases import PostgresServer
-from support.replicas import Replicas, RunningReplica
+from support.replicas import NEXT_RELEASE, UNGUARDED, Replicas, RunningReplica
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extras]
@@ -78,7 +79,7 @@ def test_a_leader_that_was_stopped_past_its_lease_writes_nothing(replicas: Repli
 
 def test_without_the_guard_it_would_write(replicas: Replicas) -> None:
     """The guard of the test above, off in one process: two processes run the loops at the same time."""
-    replicas.start(guarded=False)
+    replicas.start(UNGUARDED)
     replicas.wait()
     replicas.start()
     replicas.wait()
@@ -94,3 +95,31 @@ def test_without_the_guard_it_would_write(replicas: Replicas) -> None:
 
         wait_until(writes, "a write of the old leader", every_s=0.5)
     assert old.role() == "leader" == replicas.leader(old).role()
+
+
+def test_releases_are_exchanged_one_replica_after_the_other(replicas: Replicas) -> None:
+    """The later release changes the tables first; the earlier one goes on, also after a new start."""
+    first = replicas.start()
+    replicas.wait()
+    with replicas.client(first) as client:
+        running = replicas.submit(client, 15)
+        wait_until(lambda: client.job(running).state == "running", every_s=0.1)
+    later = replicas.start(NEXT_RELEASE)
+    wait_until(later.has_answered, "the later release")
+    assert replicas.ask("SELECT version_num FROM alembic_version") == [("9998",)]
+    again = replicas.start()
+    wait_until(again.has_answered, "the earlier release, on the later schema")
+    replicas.leave(first)
+    other = replicas.leader()
+    with replicas.client(again) as client:
+        assert sorted(one.version for one in client.info().replicas)[-1] == "next"
+        replicas.submit(client, 0)
+        replicas.leave(again if other is later else later)
+        assert replicas.leader() is other
+    with replicas.client(other) as client:
+        replicas.submit(client, 0)
+        wait_until(replicas.are_over, "the jobs", every_s=0.5)
+        assert client.job(running).attempts == 1
+    assert set(replicas.starts().values()) == {1}
+    ready = httpx.get(f"{other.url}/readyz").json()
+    assert ready["status"] == "ready" and ready["leader"].endswith(f":{other.pid}")
