@@ -15,7 +15,8 @@ DEFAULT := not extras and not proof
 # Tests of the control plane that run on PostgreSQL as well: a few minutes of them, and all.
 ON_POSTGRES_SHORT := tests/unit/store tests/unit/services tests/integration/test_control_job_life.py \
   tests/integration/test_control_api.py tests/integration/test_control_sync.py tests/integration/test_control_serve.py
-ON_POSTGRES := tests/unit/store tests/unit/services tests/unit/server tests/integration/test_control_*.py
+ON_POSTGRES := tests/unit/store tests/unit/services tests/unit/server tests/integration/test_control_*.py \
+  tests/e2e/platform/test_recovery.py
 # Hundreds of processes import the same modules: without their bytecode each would compile them again.
 unexport PYTHONDONTWRITEBYTECODE
 
