@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from integration.rig import URL, Rig, open_rig, spec
+from integration.rig import URL, Rig, open_rig, sample_path, spec
 from phalanx.core.contract.access import Scope
 from phalanx.core.tenancy.roles import (
     OF_ALL,
@@ -91,9 +91,7 @@ class Platform:
         num = {OURS: 1, THEIRS: 2}.get(project, 999)
         access = self.table.of_route[method, path]
         name = project if access.of is Of.PROJECT else "local"
-        filled = path.replace("{num}", str(num)).replace("{name}", name)
-        filled = filled.replace("{digest}", "0" * 64).replace("{trial}", "0")
-        assert "{" not in filled, f"say what stands for the variable of {path}"
+        filled = sample_path(path.replace("{num}", str(num)).replace("{name}", name))
         body: Any = {}
         if access.of is Of.BODY:
             body = BODIES[method, path](project)  # a new route of this kind needs an entry
@@ -281,8 +279,7 @@ def test_the_token_of_an_attempt_opens_the_routes_of_supervisors_alone(rig: Rig)
     opened = []
     with httpx.Client(base_url=URL, transport=rig.transport) as http:
         for (method, path), access in platform_routes.items():
-            filled = path.replace("{num}", str(num)).replace("{name}", "local")
-            filled = filled.replace("{digest}", "0" * 64).replace("{trial}", "0")
+            filled = sample_path(path)
             if (
                 access.needs_caller
                 and http.request(method, filled, headers=bearer).status_code != 401
