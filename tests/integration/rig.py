@@ -47,6 +47,7 @@ _SAMPLES = {
     "{digest}": "0" * 64,
     "{name}": "local",
     "{trial}": "0",
+    "{secret}": "A_TOKEN",
 }
 
 

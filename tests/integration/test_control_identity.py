@@ -15,6 +15,7 @@ from phalanx.errors import Conflict, NotFound, ServerError, StoreUnavailable
 from phalanx.kit.clock import SystemClock
 from phalanx.schemas.home import HomeLayout
 from phalanx.services.lifecycle.numbers import continue_numbers
+from phalanx.services.secrets import values
 from phalanx.standalone import backup
 from phalanx.standalone.home import HomeLock, prepare_home
 from phalanx.store import jobs, open_store
@@ -134,10 +135,8 @@ def test_a_job_has_a_name_that_no_other_database_gives(rig: Rig) -> None:
 def test_a_backup_is_made_while_jobs_are_submitted_and_restored(tmp_path: Path) -> None:
     home = prepare_home(tmp_path / "home")
     (home.root / "key").write_text("ab" * 32)
-    secrets = home.secrets_dir("default")
-    secrets.mkdir(parents=True)
-    (secrets / "A_TOKEN").write_text("x")
     with open_rig(home.root) as rig:
+        rig.client.secrets.set("A_TOKEN", "x")
         before = [rig.submit() for _ in range(5)]
         stop, made = threading.Event(), []
 
@@ -161,8 +160,8 @@ def test_a_backup_is_made_while_jobs_are_submitted_and_restored(tmp_path: Path) 
     fresh = HomeLayout(tmp_path / "fresh")
     assert backup.restore(tmp_path / "backup", fresh.root, force=False) is None
     assert (fresh.root / "token").read_text() == (home.root / "token").read_text()
-    assert (fresh.secrets_dir("default") / "A_TOKEN").read_text() == "x"
     with open_rig(fresh.root) as rig:
+        assert values.values(rig.platform, "default", ["A_TOKEN"]) == {"A_TOKEN": "x"}
         assert rig.store.database_id == database_id
         assert len(rig.client.jobs(limit=1000).jobs) == about["jobs"]
         for num in before:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
-from integration.rig import Rig, spec
+from integration.rig import Rig, open_rig, spec
+from phalanx.cli.__main__ import main as program
+from phalanx.cli.client.session import Session
 from phalanx.core.contract.secrecy import WITHHELD, split_secrets
-from phalanx.errors import NotFound, SpecInvalid
+from phalanx.errors import NotFound, PlatformError, SpecInvalid, StoreError, UserError
+from phalanx.executors.protocol import SupervisorRef
 from phalanx.launch import secret_files
 from phalanx.schemas.api.jobs import SubmitRequest
+from phalanx.server.settings import SecretSettings, Settings
 from phalanx.services.lifecycle.retention import RetentionProgress, retention_step
+from phalanx.services.lifecycle.sync import supervisor_secrets
+from phalanx.services.secrets import values as secret_store
+from phalanx.services.secrets.values import adopt_files
+from phalanx.store.secrets import rows
+from phalanx.store.tables import metadata
+from phalanx.store.tables import secrets as secrets_table
 from phalanx.supervise import boot
 
 pytestmark = pytest.mark.integration
@@ -107,11 +120,17 @@ def test_roles_have_their_own(rig: Rig) -> None:
 
 
 def test_a_secret_of_the_project_replaces_the_variable(rig: Rig) -> None:
-    secret_files.store(rig.platform.home.secrets_dir("default"), "DB_PASS", "of-the-project")
+    rig.client.secrets.set("DB_PASS", "of-the-project")
     num = run(rig, secrets=["DB_PASS"])
     rig.turn()
-    values = boot._secrets(json.loads(rig.supervisor(num).assignment.model_dump_json()))
+    values = sent(rig, num)
     assert values["DB_PASS"] == "of-the-project" and values["MYSQL_PWD"] == VALUES["MYSQL_PWD"]
+
+
+def sent(rig: Rig, num: int, attempt: int = 1) -> dict[str, str]:
+    """What the control plane sends to the supervisor of node 0 of an attempt."""
+    one = rig.supervisor(num, attempt=attempt)
+    return supervisor_secrets(rig.platform, (num, attempt, 0), one.token)
 
 
 def test_a_withheld_value_is_no_value(rig: Rig) -> None:
@@ -151,3 +170,195 @@ def test_a_lost_file_is_said_without_a_value(rig: Rig, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="secret variables of the job cannot be read") as caught:
         secret_files.read_own(path, rig.supervisor(num).assignment.own_secrets)
     assert "value-of" not in str(caught.value)
+
+
+# -- secrets of projects and of the whole platform ---------------------------------------------------
+
+PLANTED = "correct-horse-battery-staple"
+
+
+def test_a_stored_value_is_in_no_row_and_no_answer(rig: Rig) -> None:
+    first = rig.client.secrets.set("DB_PASS", PLANTED)
+    again = rig.client.secrets.set("DB_PASS", PLANTED, project=None)
+    num = rig.submit(secrets=["DB_PASS"])
+    rig.turn()
+    rig.supervisor(num).ready()
+    assert (first.project, first.version, again.project) == ("default", 1, None)
+    shown = [
+        *(one.model_dump_json() for one in rig.client.secrets.list()),
+        *(one.model_dump_json() for one in rig.client.secrets.list(None)),
+        rig.job(num).model_dump_json(),
+        rig.supervisor(num).assignment.model_dump_json(),
+    ]
+    assert PLANTED not in "".join(shown)
+    with rig.store._engine.connect() as conn:
+        stored = [
+            repr(row) for table in metadata.sorted_tables for row in conn.execute(select(table))
+        ]
+    assert stored and not any(PLANTED in row for row in stored)
+    key = rig.platform.home.secrets_key_file
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    for path in rig.platform.home.root.rglob("*"):
+        assert not path.is_file() or PLANTED.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.sqlite
+def test_without_encryption_the_database_holds_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+    monkeypatch.setattr("phalanx.store.secrets.envelope._encrypt", lambda key, data, context: data)
+    rig.client.secrets.set("DB_PASS", PLANTED)
+    with rig.store._engine.connect() as conn:
+        assert any(PLANTED in repr(row) for row in conn.execute(select(secrets_table)))
+
+
+def test_one_of_the_project_wins_and_others_do_not_see_it(rig: Rig) -> None:
+    rig.client.secrets.set("A_KEY", "of the whole", project=None)
+    rig.client.secrets.set("B_KEY", "of vision", project="vision")
+    rig.client.secrets.set("A_KEY", "of vision", project="vision")
+    platform = rig.platform
+    assert secret_store.values(platform, "vision", ["A_KEY", "B_KEY"]) == {
+        "A_KEY": "of vision",
+        "B_KEY": "of vision",
+    }
+    assert secret_store.values(platform, "default", ["A_KEY"]) == {"A_KEY": "of the whole"}
+    assert [(one.name, one.project) for one in rig.client.secrets.list()] == [("A_KEY", None)]
+    with pytest.raises(SpecInvalid, match="project default has no such secret"):
+        rig.submit(secrets=["B_KEY"])
+
+
+def test_the_next_attempt_gets_the_new_value_and_a_removed_one_fails_the_launch(rig: Rig) -> None:
+    rig.client.secrets.set("DB_PASS", "first-value")
+    num = rig.submit(secrets=["DB_PASS"])
+    rig.turn()
+    assert sent(rig, num) == {"DB_PASS": "first-value"}
+    assert rig.client.secrets.set("DB_PASS", "second-value").version == 2
+    rig.executor.bury(SupervisorRef(num, 1, 0))  # it dies, and the job is tried again
+    rig.turn()
+    rig.turn(60)
+    assert sent(rig, num, attempt=2) == {"DB_PASS": "second-value"}
+    rig.client.secrets.remove("DB_PASS")
+    rig.executor.bury(SupervisorRef(num, 2, 0))
+    for _ in range(12):
+        rig.turn(120)
+    view = rig.job(num)
+    assert view.state == "failed"
+    assert "secret DB_PASS of project default does not exist any more" in view.model_dump_json()
+    with pytest.raises(NotFound, match="project default has no secret DB_PASS"):
+        rig.client.secrets.remove("DB_PASS")
+
+
+def test_a_row_opens_in_its_own_place_alone(rig: Rig) -> None:
+    rig.client.secrets.set("A_KEY", "value-of-a", project="vision")
+    found = rig.store.view(lambda tx: rows.find(tx, "vision", "A_KEY"))
+    assert found is not None
+    rig.store.transact(lambda tx: rows.put(tx, replace(found, project="default")))
+    with pytest.raises(StoreError, match="a secret does not open") as caught:
+        secret_store.values(rig.platform, "default", ["A_KEY"])
+    assert "value-of" not in str(caught.value)
+
+
+def test_the_master_key_is_rotated_and_a_crash_in_between_loses_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("A_KEY", "B_KEY"):
+        rig.client.secrets.set(name, f"value of {name}")
+    file = rig.platform.home.secrets_key_file
+    old = file.read_text()
+
+    def crash(*_: object) -> None:
+        raise StoreError("the power is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "every", crash)
+        with pytest.raises(StoreError):
+            secret_store.rotate_key(rig.platform)
+    assert old in file.read_text() and len(file.read_text().split()) == 2
+    wanted = {"A_KEY": "value of A_KEY", "B_KEY": "value of B_KEY"}
+    assert secret_store.values(rig.platform, "default", wanted) == wanted
+    assert rig.client.secrets.rotate_key() == 2
+    assert old not in file.read_text() and len(file.read_text().split()) == 1
+    assert secret_store.values(rig.platform, "default", wanted) == wanted
+    file.write_text(old)
+    num = rig.submit(secrets=["A_KEY"])
+    with pytest.raises(StoreError, match=r"the master key \w+ is not here"):
+        secret_store.values(rig.platform, "default", wanted)
+    for _ in range(12):
+        rig.turn(120)
+    assert rig.job(num).state == "failed", "a key that is missing fails the launch"
+
+
+def test_keys_of_the_settings(tmp_path: Path) -> None:
+    one, two = "11" * 32, "22" * 32
+    home = tmp_path / "home"
+    for given, rotated in ((one, 1), (f"{two},{one}", 1), (two, 1)):
+        settings = Settings(secrets=SecretSettings(key=given))
+        with open_rig(home, settings=settings) as rig:
+            if given == one:
+                rig.client.secrets.set("A_KEY", "kept")
+            assert secret_store.values(rig.platform, "default", ["A_KEY"]) == {"A_KEY": "kept"}
+            assert rig.client.secrets.rotate_key() == rotated
+            assert not rig.platform.home.secrets_key_file.exists()
+    with pytest.raises(SpecInvalid, match="PHALANX__SECRETS__KEY") as caught:
+        SecretSettings(key="short").resolved()
+    assert "short" not in str(caught.value)
+
+
+def test_files_of_an_earlier_release_move_into_the_database(rig: Rig) -> None:
+    folder = rig.platform.home.secret_files_dir / "default"
+    folder.mkdir(parents=True)
+    (folder / "A_KEY").write_text("of the file")
+    (folder / "B_KEY").write_text("old")
+    rig.client.secrets.set("B_KEY", "new")
+    assert adopt_files(rig.platform, rig.clock.now()) == 2
+    assert not folder.exists()
+    values = secret_store.values(rig.platform, "default", ["A_KEY", "B_KEY"])
+    assert values == {"A_KEY": "of the file", "B_KEY": "new"}
+    assert adopt_files(rig.platform, rig.clock.now()) == 0
+
+
+@pytest.mark.parametrize("value", ["", "top\0secret", "x" * (64 << 10) + "x"])
+def test_a_value_that_cannot_be_stored_is_refused_and_not_quoted(rig: Rig, value: str) -> None:
+    with pytest.raises(PlatformError) as caught:
+        secret_store.set_secret(rig.platform, "default", "A_KEY", value, 1, actor="user:admin")
+    assert "top" not in str(caught.value) and "xx" not in str(caught.value)
+
+
+def test_names_are_those_of_variables(rig: Rig) -> None:
+    for name in ("A-B", "1A", "../A", "A" * 129):
+        with pytest.raises(UserError):
+            rig.client.secrets.set(name, "x")
+
+
+def test_the_verbs_print_no_value(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Session, "client", lambda self: contextlib.nullcontext(rig.client))
+    monkeypatch.setenv("MY_TOKEN", PLANTED)
+    (tmp_path / "key.pem").write_text("two\nlines\n")
+
+    def secrets(*argv: str) -> tuple[object, str]:
+        with pytest.raises(SystemExit) as left:
+            program(["--home", str(tmp_path / "home"), "secrets", *argv])
+        said = capsys.readouterr()
+        assert PLANTED not in said.out + said.err
+        return left.value.code, said.out
+
+    assert secrets("set", "MY_TOKEN", "--project", "vision")[0] == 0
+    assert secrets("set", "PEM", "--whole", "--file", str(tmp_path / "key.pem"))[0] == 0
+    stored = secret_store.values(rig.platform, "vision", ["MY_TOKEN", "PEM"])
+    assert stored == {"MY_TOKEN": PLANTED, "PEM": "two\nlines"}
+    listed = json.loads(secrets("ls", "--project", "vision", "--json")[1])
+    assert [(one["name"], one["project"]) for one in listed] == [
+        ("PEM", None),
+        ("MY_TOKEN", "vision"),
+    ]
+    assert secrets("rotate-key")[0] == 0
+    assert secrets("rm", "MY_TOKEN", "--project", "vision")[0] == 0
+    assert secrets("rm", "MY_TOKEN", "--project", "vision")[0] == NotFound.exit_code
+    remote = ("--url", "http://far.example:1", "--token", "t", "secrets", "set", "MY_TOKEN")
+    with pytest.raises(SystemExit) as left:
+        program(list(remote))
+    assert left.value.code == UserError.exit_code
+    assert "unencrypted connection" in capsys.readouterr().err

@@ -412,11 +412,9 @@ def test_secrets_are_sent_to_a_supervisor_that_starts_and_to_nothing_else(rig: R
     import httpx
 
     from integration.rig import URL
-    from phalanx.launch import secret_files
 
-    folder = rig.platform.home.secrets_dir("default")
-    secret_files.store(folder, "WANDB_KEY", "hush")
-    secret_files.store(folder, "OF_ANOTHER_JOB", "quiet")
+    rig.client.secrets.set("WANDB_KEY", "hush")
+    rig.client.secrets.set("OF_ANOTHER_JOB", "quiet")
     num = rig.submit(secrets=["WANDB_KEY"], env={"DB_PASS": "own", "MODE": "fast"})
     rig.turn()
     one = rig.supervisor(num)

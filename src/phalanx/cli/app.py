@@ -21,7 +21,6 @@ from phalanx.cli.verbs import (
     metrics,
     platform,
     programs,
-    secrets,
     submit,
     why,
 )
@@ -33,6 +32,7 @@ from phalanx.cli.verbs.cost.estimate import estimate
 from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
+from phalanx.cli.verbs.secrets import secrets_app
 from phalanx.cli.verbs.studies.sweep import sweep_app
 from phalanx.cli.verbs.tenancy.accounts import grants_app, groups_app, users_app, whoami
 from phalanx.cli.verbs.tenancy.audit import audit
@@ -106,7 +106,6 @@ for _verb, _panel in (
     (jobs.pause, _STEER),
     (jobs.resume, _STEER),
     (settings.update, _STEER),
-    (secrets.secrets, _PLATFORM),
     (whoami, _PLATFORM),
     (audit, _PLATFORM),
     (platform.up, _PLATFORM),
@@ -124,7 +123,7 @@ app.add_typer(recipe_app, rich_help_panel=_TRAIN)
 app.add_typer(bench_app, rich_help_panel=_PLATFORM)
 for _group in (
     *(budgets_app, pools_app, nodes_app, projects_app, scheduler_app, token_app),
-    *(users_app, groups_app, grants_app),
+    *(users_app, groups_app, grants_app, secrets_app),
     *(platform.admin_app, submit.spec_app),
 ):
     app.add_typer(_group, rich_help_panel=_PLATFORM)

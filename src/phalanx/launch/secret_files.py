@@ -1,7 +1,7 @@
-"""Secrets by name: files of mode 0600 in a folder, read when a supervisor starts and nowhere else.
+"""The secret variables of one job: a file of mode 0600, read when a supervisor starts and nowhere else.
 
-The secret variables of one job are one file of its own. No value ever stands in a spec, an assignment,
-the database, a report or a message.
+No value ever stands in a spec, an assignment, the database, a report or a message. Folders with secrets
+by name are of an earlier release, and are only read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from phalanx.errors import NotFound, PlatformError, UserError
+from phalanx.errors import NotFound, PlatformError
 from phalanx.launch.files import write_file
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -23,27 +23,6 @@ def names(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     return sorted(file.name for file in folder.iterdir() if _NAME.fullmatch(file.name))
-
-
-def store(folder: Path, name: str, value: str) -> None:
-    """Store a secret, and replace an earlier value. Raises UserError, PlatformError."""
-    if _NAME.fullmatch(name) is None:
-        raise UserError(f"{name!r} cannot be the name of a variable", "use letters, digits and _")
-    if not value or "\0" in value:
-        raise UserError(f"secret {name}: the value is empty, or holds a zero byte")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_file(folder / name, value.encode())
-    except OSError as error:
-        raise PlatformError(f"{folder / name}: cannot be written: {error.strerror}") from error
-
-
-def remove(folder: Path, name: str) -> None:
-    """Delete a secret. Raises NotFound, also for an invalid name, so that no path leaves the folder."""
-    try:
-        _file(folder, name).unlink()
-    except OSError as error:
-        raise NotFound(f"there is no secret {name} in {folder}") from error
 
 
 def read(folder: Path, wanted: Iterable[str]) -> dict[str, str]:
@@ -83,16 +62,13 @@ def read_own(path: Path, wanted: Mapping[str, str]) -> dict[str, str]:
         raise NotFound(said, "submit the job again") from error
 
 
-def values_of(own: Path, folder: Path, named: Iterable[str]) -> list[str]:
-    """All values of a job's own secret variables and of those that it names; what is gone is left out."""
+def values_of(own: Path) -> list[str]:
+    """All values of a job's own secret variables; none where the file is gone."""
     found: list[str] = []
     with contextlib.suppress(OSError, ValueError, AttributeError):
         found += [
             str(one) for each in json.loads(own.read_bytes()).values() for one in each.values()
         ]
-    for name in named:
-        with contextlib.suppress(NotFound):
-            found += read(folder, [name]).values()
     return found
 
 

@@ -88,9 +88,15 @@ class HomeLayout:
         """The default checkpoint store: `<checkpoints_dir>/<project>/<job label>/step-…`."""
         return self.root / "checkpoints"
 
-    def secrets_dir(self, project: str) -> Path:
-        """A project's secrets, one file of mode 0600 each."""
-        return self.root / "secrets" / project
+    @property
+    def secrets_key_file(self) -> Path:
+        """The master key of secrets, mode 0600."""
+        return self.root / "secrets.key"
+
+    @property
+    def secret_files_dir(self) -> Path:
+        """Secrets of an earlier release, a folder for each project; moved into the database."""
+        return self.root / "secrets"
 
     def job_dir(self, num: int) -> Path:
         """Everything of one job but its checkpoints."""

@@ -60,6 +60,7 @@ from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.lifecycle.numbers import continue_numbers
 from phalanx.services.platform import Clusters, NoClusters, Platform
 from phalanx.services.resources.pools import apply_pools
+from phalanx.services.secrets.values import adopt_files
 from phalanx.services.timekeeping import open_clock
 from phalanx.store import Store, open_store, outbox
 from phalanx.store.leadership.replicas import ReplicaRow
@@ -119,6 +120,7 @@ def build_context(  # noqa: PLR0913
             home=home,
             server_url=url,
             signing_key=signing_key or derived_key(token),
+            given_keys=settings.secrets.resolved(),
             base_env=base_environment(),
             contact_lost_after_s=settings.contact_lost_after_s,
             log_limit=settings.retention.log_bytes_per_job,
@@ -279,6 +281,7 @@ async def serve(  # noqa: PLR0913
             store.transact(outbox.free_all)
         continue_numbers(store, home)
         store.follow_others(partial(_missed, context))
+        adopt_files(context.platform, context.clock.now())
         for file in pool_files:
             apply_pools(context.platform, file, context.clock.now(), "up")
         sockets = [sock] if local_sock is None else [sock, local_sock]

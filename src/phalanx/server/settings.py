@@ -16,11 +16,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from phalanx.checkpoint.encryption import parse_keys
 from phalanx.core.scheduling import DEFAULT_POLICY, PlannerConfig
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
 from phalanx.kit.units import parse_duration, parse_size
 from phalanx.launch.linux import replace_environment
+from phalanx.store.secrets.envelope import GivenKeys, KeyWrapper
 
 _PREFIX = "PHALANX__"
 # Settings that had another name: section and key, then and now.
@@ -57,6 +59,32 @@ class DatabaseSettings(SettingsGroup):
         if not text or len(text.splitlines()) > 1:
             raise SpecInvalid([Problem(name, f"{path} must contain one line: the URL")])
         return text
+
+
+class SecretSettings(SettingsGroup):
+    """Secrets."""
+
+    key: str | None = Field(
+        default=None,
+        repr=False,
+        description="Master keys of secrets, or `file:PATH` of a file that contains them: 64 hex digits or "
+        "32 bytes in base64 each, between commas. The first one encrypts. Absent: the file `secrets.key` "
+        "of the home, which the first secret makes.",
+    )
+
+    def resolved(self) -> KeyWrapper | None:
+        """The given keys; None: the file of the home. Raises SpecInvalid, which quotes no key."""
+        if not self.key:
+            return None
+        name = _variable(("secrets", "key"))
+        try:
+            text = self.key
+            if text.startswith("file:"):
+                text = Path(text.removeprefix("file://").removeprefix("file:")).read_text()
+            return GivenKeys(parse_keys(text))
+        except (OSError, ValueError) as error:
+            said = error.strerror if isinstance(error, OSError) else "not a list of keys"
+            raise SpecInvalid([Problem(name, f"{said}: 64 hex digits each")]) from None
 
 
 class LoopSettings(SettingsGroup):
@@ -203,6 +231,7 @@ class Settings(BaseSettings):
     )
 
     database: DatabaseSettings = DatabaseSettings()
+    secrets: SecretSettings = SecretSettings()
     loops: LoopSettings = LoopSettings()
     api: ApiSettings = ApiSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
@@ -235,14 +264,17 @@ def read_settings() -> Settings:
     return found
 
 
-def hide_database_url() -> None:
-    """Remove the URL from this process's environment, so that no job inherits it or finds it in `/proc`."""
-    name = _variable(("database", "url"))
-    given = os.environ.get(name)  # noqa: TID251
-    if given:
-        with contextlib.suppress(OSError):  # set after the start: `/proc` does not show it
-            replace_environment(name, "-" * len(given.encode()))
-        del os.environ[name]  # noqa: TID251
+def hide_secret_settings() -> None:
+    """Remove the URL of the database and the master keys from this process's environment.
+
+    No job inherits them or finds them in `/proc`.
+    """
+    for name in (_variable(("database", "url")), _variable(("secrets", "key"))):
+        given = os.environ.get(name)  # noqa: TID251
+        if given:
+            with contextlib.suppress(OSError):  # set after the start: `/proc` does not show it
+                replace_environment(name, "-" * len(given.encode()))
+            del os.environ[name]  # noqa: TID251
 
 
 def _unknown(name: str) -> str:

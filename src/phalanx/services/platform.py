@@ -19,6 +19,7 @@ from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.caches.scheduler_cache import SchedulerCache
 from phalanx.services.caches.study_cache import StudyCache
 from phalanx.store.database import Store
+from phalanx.store.secrets.envelope import HomeKeys, KeyWrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Platform:
     home: HomeLayout  # paths of the home directory
     server_url: str  # URL that supervisors connect to
     signing_key: bytes  # key of supervisor tokens
+    given_keys: KeyWrapper | None = None  # master keys of secrets; None: the file of the home
     base_env: Mapping[str, str] = field(default_factory=dict)  # base environment of `submit` jobs
     contact_lost_after_s: float = 480.0  # silence before a supervisor is lost
     log_limit: int | None = None  # bytes of output stored of one job; None: any number
@@ -95,6 +97,11 @@ class Platform:
         """Register the caches, so that rows stored by this process are not read back."""
         self.store.on_commit(self.scheduler_cache.rows.remember)
         self.store.on_commit(self.studies.remember)
+
+    @property
+    def secret_keys(self) -> KeyWrapper:
+        """The master keys of secrets."""
+        return self.given_keys or HomeKeys(self.home.secrets_key_file)
 
     def cluster(self) -> tuple[Node, ...]:
         """The nodes as jobs see them now. Raises ExecutorUnavailable."""

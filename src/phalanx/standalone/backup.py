@@ -27,7 +27,7 @@ from phalanx.store.engines import sqlite_file
 
 _ABOUT = "backup.json"
 _DATABASE = "phalanx.sqlite"
-_FILES = ("VERSION", "token", "key")
+_FILES = ("VERSION", "token", "key", "secrets.key")
 _FOLDERS = ("pools", "secrets")
 _PAGES = 1024
 

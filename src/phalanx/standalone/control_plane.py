@@ -28,7 +28,7 @@ from phalanx.schemas.home import HomeLayout, ServerFile
 from phalanx.schemas.pools.pool_file import PoolFile, read_pool_file
 from phalanx.server.app import serve
 from phalanx.server.connections import raise_file_limit
-from phalanx.server.settings import DatabaseSettings, Settings, hide_database_url, read_settings
+from phalanx.server.settings import DatabaseSettings, Settings, hide_secret_settings, read_settings
 from phalanx.services.resources.credentials import login_ticket
 from phalanx.standalone.home import (
     HomeLock,
@@ -243,7 +243,7 @@ def _settings(setup: ControlPlaneOptions) -> Settings:
     if setup.database_url is not None:
         refuse_password(setup.database_url)
         changes["database"] = DatabaseSettings(url=setup.database_url)
-    hide_database_url()
+    hide_secret_settings()
     return settings.model_copy(update=changes)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from phalanx.errors import NotFound, PlatformError, UserError
 from phalanx.kit.clock import SystemClock
 from phalanx.schemas.home import HomeLayout
-from phalanx.server.settings import DatabaseSettings, hide_database_url, read_settings
+from phalanx.server.settings import DatabaseSettings, hide_secret_settings, read_settings
 from phalanx.standalone.control_plane import refuse_password
 from phalanx.standalone.home import HomeLock, remember_database
 from phalanx.store import open_store
@@ -57,7 +57,7 @@ def _url(given: str | None) -> str:
         settings = DatabaseSettings(url=given)
     else:
         settings = read_settings().database
-    hide_database_url()
+    hide_secret_settings()
     url = settings.resolved()
     if url is None:
         raise UserError(

@@ -17,7 +17,7 @@ from phalanx.kit.text import random_hex
 from phalanx.store.engines.append_only import protect_audit_log
 from phalanx.store.tables import counters, facts, metadata
 
-HEAD = "0017"
+HEAD = "0018"
 OLDEST_USER = "0017"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 
@@ -35,6 +35,7 @@ COUNTERS = (
     "trial_report",
     "cost_row",
     "audit",
+    "secret",
 )
 DATABASE_ID = "database_id"
 _OLDEST_USER = "oldest_user"

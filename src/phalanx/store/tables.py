@@ -604,3 +604,17 @@ cost_budgets = Table(
     Column("since", BigInteger),  # begin of the period of `alerts`; NULL: of all time
     Column("alerts", JSON, nullable=False),  # core.cost.budgets.BudgetAlert, a list
 )
+
+# Secrets of projects; the values are encrypted (store/secrets/envelope.py).
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("project", String(128), primary_key=True),  # empty: the whole platform
+    Column("name", String(128), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("key_id", String(200), nullable=False),  # of the master key
+    Column("wrapped_key", LargeBinary, nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
+    Column("set_at", BigInteger, nullable=False),
+    Column("set_by", String(128), nullable=False),
+)

@@ -1,8 +1,8 @@
 """The values of a job's secrets, for the supervisor that is about to start its ranks.
 
-On the machine of the control plane they are files of the home. Another machine has no such files, and
-asks the control plane with the token of its supervisor. The values stay in this process's memory: they
-are in no argument, no file and no message, and nothing of Ray carries them.
+The control plane is asked with the token of the supervisor. Where the job names no stored secret, and
+its own secret variables are in a file that this machine has, the file is read. The values stay in this
+process's memory: they are in no argument, no file and no message, and nothing of Ray carries them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ def secret_values(
 ) -> dict[str, str]:
     """The values of the secrets that an assignment names. Raises NotFound with what is missing.
 
-    Without their folder and file, the control plane is asked; one that does not answer, for example
-    because it restarts, is asked again for a while.
+    A control plane that does not answer, for example because it restarts, is asked again for a while.
     """
     named, own = data.get("secrets") or [], data.get("own_secrets") or {}
-    folder, file = data.get("secrets_dir"), data.get("own_secrets_file")
-    if not (named and folder is None) and not (own and file is None):
-        found = secret_files.read_own(Path(file), own) if file is not None else {}
-        return found | (secret_files.read(Path(folder), named) if folder is not None else {})
+    file = data.get("own_secrets_file")
+    if not named and (file is not None or not own):
+        return secret_files.read_own(Path(file), own) if file is not None else {}
     until = time.monotonic() + _TRY_FOR_S
     while True:
         try:

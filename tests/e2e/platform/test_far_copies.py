@@ -47,7 +47,8 @@ def _lose_the_disk(platform: Platform, tmp_path: Path, secrets: list[str], far: 
     with pytest.raises(AssertionError, match="project default has no such secret"):
         platform.submit(spec)
     platform.run("secrets", "set", *secrets)
-    assert platform.run("secrets", "list").stdout.split() == ["NAME", *sorted(secrets)]
+    listed = platform.run("secrets", "ls").stdout.splitlines()[1:]
+    assert [line.split()[0] for line in listed] == sorted(secrets)
     job = platform.submit(spec)
     platform.wait_steps(12, out)
     platform.run("pause", job)

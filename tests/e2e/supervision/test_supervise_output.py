@@ -34,13 +34,10 @@ PRINTS_ITS_SECRETS = """
 
 def test_values_of_secrets_stand_in_no_report(tmp_path):
     own = tmp_path / "secrets.json"
-    own.write_text('{"caller": {"DB_PASS": "correct-horse"}}')
-    folder = tmp_path / "named"
-    folder.mkdir()
-    (folder / "CKPT_KEY").write_text("battery-staple")
-    named = {"secrets": ["CKPT_KEY"], "secrets_dir": str(folder)}
-    withheld = {"own_secrets": {"DB_PASS": "caller"}, "own_secrets_file": str(own)}
-    with Node(tmp_path, PRINTS_ITS_SECRETS, **named, **withheld) as node:
+    own.write_text('{"caller": {"DB_PASS": "correct-horse", "CKPT_KEY": "battery-staple"}}')
+    names = {"DB_PASS": "caller", "CKPT_KEY": "caller"}
+    withheld = {"own_secrets": names, "own_secrets_file": str(own)}
+    with Node(tmp_path, PRINTS_ITS_SECRETS, **withheld) as node:
         node.run()
         failure = node.ended().failure
         node.release()

@@ -199,7 +199,6 @@ def test_paths_and_secrets_of_an_assignment_are_those_of_the_node(tmp_path):
         command="true",
         env={},
         secrets=["KEY"],
-        secrets_dir=str(home.secrets_dir("default")),
         cpus=1,
         server_url="http://127.0.0.1:1",
         token="t",
@@ -208,7 +207,7 @@ def test_paths_and_secrets_of_an_assignment_are_those_of_the_node(tmp_path):
         sent = outbound(given, pool(checkpoints=path), home)
         assert sent.gang.checkpoint_dir == f"{root}/default/j-7/roles/server"
         assert sent.role.lead_dir == f"{root}/default/j-7"
-        assert (sent.secrets, sent.secrets_dir) == (["KEY"], None)
+        assert sent.secrets == ["KEY"]
 
 
 @pytest.mark.parametrize(

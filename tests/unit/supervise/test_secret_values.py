@@ -38,12 +38,11 @@ def control_plane():
     server.server_close()
 
 
-def assignment(server=None, folder=None):
+def assignment(server=None):
     return {
         "gang": {"job": {"num": 7}, "attempt": 2},
         "node_rank": 1,
         "secrets": ["KEY"],
-        "secrets_dir": folder,
         "server_url": "http://127.0.0.1:1" if server is None else _url(server),
         "token": "opensesame",
     }
@@ -71,11 +70,6 @@ def test_a_missing_value_is_named(control_plane):
     with pytest.raises(NotFound, match="KEY") as raised:
         secret_values(assignment(control_plane), lambda _: None)
     assert "hush" not in str(raised.value)
-
-
-def test_the_machine_of_the_control_plane_reads_the_files(tmp_path):
-    secret_files.store(tmp_path, "KEY", "hush")
-    assert secret_values(assignment(folder=str(tmp_path))) == {"KEY": "hush"}
 
 
 def test_own_variables_of_the_job_come_from_their_file_or_over_the_link(control_plane, tmp_path):

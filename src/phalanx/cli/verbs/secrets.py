@@ -1,70 +1,124 @@
-"""The verb secrets: values that jobs receive by name, stored on the control plane's machine."""
+"""The group `secrets`: values that jobs receive by name, encrypted in the control plane's database."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from phalanx.cli.client import embedded
-from phalanx.cli.client.session import Session
+from phalanx.cli.client.invocation import protects_secrets
+from phalanx.cli.client.session import Session, connected
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson
 from phalanx.errors import UserError
-from phalanx.launch import secret_files
-from phalanx.schemas.home import HomeLayout
 
-_ACTIONS = "list | set NAME... | rm NAME..."
+_WHOLE = "(whole)"
+_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "NAME": lambda one: one.name,
+    "PROJECT": lambda one: one.project or _WHOLE,
+    "VERSION": lambda one: one.version,
+    "SET": lambda one: output.moment(one.set_at),
+    "BY": lambda one: one.set_by,
+}
+_Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of variables.")]
+_Project = Annotated[
+    str, typer.Option("--project", help="The project with jobs that may name the secrets.")
+]
+_Whole = Annotated[
+    bool,
+    typer.Option("--whole", help="Of the whole platform: jobs of every project may name them."),
+]
+
+secrets_app = typer.Typer(
+    name="secrets",
+    no_args_is_help=True,
+    help="Values that jobs name under `secrets`, encrypted in the database. No command prints a value.",
+)
 
 
-def secrets(
+@secrets_app.command("set")
+def set_secrets(
     ctx: typer.Context,
-    words: Annotated[
-        list[str], typer.Argument(metavar=_ACTIONS, help="Action and names of secrets.")
-    ],
-    project: Annotated[
-        str, typer.Option("--project", help="The project that owns the secrets.")
-    ] = "default",
-    json: AsJson = False,
+    names: _Names,
+    project: _Project = "default",
+    whole: _Whole = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Read the value of one secret from this file.")
+    ] = None,
 ) -> None:
-    """Store the secrets that specs name under `secrets`, each in a file of mode 0600 in the home.
+    """Store secrets; a new value is used by the next attempt of each job.
 
-    `set` reads the value from the environment variable of that name, or from standard input. No verb prints
-    a value.
+    A value is read from --file, else from the environment variable of that name, else from standard input
+    or a prompt. It is never an argument, because the list of processes shows those to every user.
     """
-    folder = _folder(ctx.obj, project)
-    action, chosen = words[0], words[1:]
-    if action == "list" and not chosen:
-        found = secret_files.names(folder)
-        output.listing(found, json, {"NAME": str}, "no secrets")
-    elif action in ("set", "rm") and chosen:
-        for name in chosen:
-            if action == "set":
-                secret_files.store(folder, name, _value(ctx.obj, name))
-            else:
-                secret_files.remove(folder, name)
-            output.note(f"{'stored' if action == 'set' else 'removed'} {name} of project {project}")
-    else:
-        raise UserError(f"secrets: {' '.join(words)!r} is not valid", f"write {_ACTIONS}")
-
-
-def _folder(session: Session, project: str) -> Path:
-    if session.url is not None:
+    session: Session = ctx.obj
+    if not protects_secrets(session.url):
         raise UserError(
-            "secrets are stored on the control plane's own machine",
-            "run this verb on that machine, without --url",
+            "a secret is not sent over an unencrypted connection",
+            "use an https URL, or run this on the control plane's machine",
         )
-    embedded.check_home(session.home)
-    if not project or "/" in project or project.startswith("."):
-        hint = "a name has no slash and does not begin with a dot"
-        raise UserError(f"--project: {project!r} is not a project's name", hint)
-    return HomeLayout(session.home).secrets_dir(project)
+    if file is not None and len(names) > 1:
+        raise UserError("--file is the value of one secret", "set the others one by one")
+    values = {name: _value(session, name, file) for name in names}
+    with connected(ctx) as client:
+        for name, value in values.items():
+            stored = client.secrets.set(name, value, None if whole else project)
+            output.note(f"stored {name} of {_place(project, whole)}, version {stored.version}")
 
 
-def _value(session: Session, name: str) -> str:
-    """The value from the user's environment, else from standard input without the final newline."""
+@secrets_app.command("ls")
+def list_secrets(
+    ctx: typer.Context, project: _Project = "default", whole: _Whole = False, json: AsJson = False
+) -> None:
+    """List the secrets that jobs of a project can name, without values."""
+    with connected(ctx) as client:
+        found = client.secrets.list(None if whole else project)
+    output.listing(found, json, _COLUMNS, "no secrets")
+
+
+# The name of earlier releases.
+secrets_app.command("list", hidden=True)(list_secrets)
+
+
+@secrets_app.command("rm")
+def remove_secrets(
+    ctx: typer.Context, names: _Names, project: _Project = "default", whole: _Whole = False
+) -> None:
+    """Remove secrets. The next attempt of a job that names one fails with that reason."""
+    with connected(ctx) as client:
+        for name in names:
+            client.secrets.remove(name, None if whole else project)
+            output.note(f"removed {name} of {_place(project, whole)}")
+
+
+@secrets_app.command("rotate-key")
+def rotate_key(ctx: typer.Context) -> None:
+    """Replace the master key of the home, and encrypt the data keys of all secrets with the new one.
+
+    With keys from PHALANX__SECRETS__KEY the first of them is used: put a new one before the old one, start
+    the control plane again, rotate, and then remove the old one.
+    """
+    with connected(ctx) as client:
+        count = client.secrets.rotate_key()
+    output.note(f"the keys of {count} secret{'s' if count != 1 else ''} have the new master key")
+
+
+def _place(project: str, whole: bool) -> str:
+    return "the whole platform" if whole else f"project {project}"
+
+
+def _value(session: Session, name: str, file: Path | None) -> str:
+    """The value from the file, the user's environment, standard input or a prompt."""
+    if file is not None:
+        try:
+            text = (session.invocation.cwd / file).read_bytes().decode()
+        except (OSError, UnicodeDecodeError) as error:
+            said = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise UserError(f"--file {file}: cannot be read: {said}") from None
+        return text.removesuffix("\n")
     if name in session.invocation.env:
         return session.invocation.env[name]
     if sys.stdin.isatty():

@@ -6,6 +6,7 @@ Names are judged by their words; a value can show by its shape that it is a secr
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ WITHHELD = "(withheld)"
 # Layers of a rank's variables that may hold secrets; those of a role have its name.
 CALLER_LAYER = "caller"
 JOB_LAYER = "job"
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 LEAST_MASKED = 8
 """Shorter values are left in output: they are words of ordinary text, too."""
 
@@ -192,16 +194,34 @@ def split_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str
     return plain, {name: value for name, value in env.items() if name not in plain}
 
 
+def _base64_forms(value: bytes) -> set[bytes]:
+    """What base64 texts of data that contains the value have in common, in both alphabets.
+
+    Three bytes become four characters: the value begins at one of three places in such a group, and the
+    characters at its ends depend on what is beside it.
+    """
+    if len(value) < LEAST_MASKED:
+        return set()
+    found = set()
+    for before in range(3):
+        text = base64.b64encode(bytes(before) + value)
+        inner = text[-(-before * 8 // 6) : (before + len(value)) * 8 // 6]
+        found |= {inner, inner.translate(_URL_SAFE)}
+    return found
+
+
 class OutputMask:
     """Replaces the values of secret variables in output by asterisks, one for each byte.
 
-    The length stays, so that places in the output stay right. Only exact values are found, each line of
-    those with several: not one that a program has encoded, quoted or cut.
+    The length stays, so that places in the output stay right. Exact values are found, each line of those
+    with several, and the base64 form of a whole value, also inside of a longer text: not one that a program
+    has encoded otherwise, quoted or cut.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        lines = {line.strip() for value in values for line in value.splitlines()}
-        found = {one.encode(errors="surrogateescape") for one in lines}
+        whole = {value.encode(errors="surrogateescape") for value in values}
+        lines = {line.strip() for value in whole for line in value.splitlines()}
+        found = lines.union(*(_base64_forms(value.strip()) for value in whole))
         long = (one for one in found if len(one) >= LEAST_MASKED)
         self._values = sorted(long, key=len, reverse=True)
         self._around = max((len(one) - 1 for one in self._values), default=0)

@@ -220,7 +220,7 @@ class RayExecutor:
 def outbound(assignment: Assignment, pool: RayPool, home: HomeLayout) -> Assignment:
     """The assignment with the addresses and paths that are valid on a node of the cluster."""
     # Files of the home are not there: the supervisor asks the control plane for the secrets.
-    changes: dict[str, Any] = {"secrets_dir": None, "own_secrets_file": None}
+    changes: dict[str, Any] = {"own_secrets_file": None}
     if pool.server_url is not None:
         changes |= {"server_url": pool.server_url, "server_file": None}
     if pool.checkpoints is not None:

@@ -1,4 +1,4 @@
-"""Bodies about tokens."""
+"""Bodies about tokens and secrets. No answer has the value of a secret."""
 
 from __future__ import annotations
 
@@ -61,5 +61,34 @@ class LoginLink(ResponseBody):
 
 class EndedSessions(ResponseBody):
     """The number of sessions of browsers that were ended."""
+
+    count: int
+
+
+class SetSecretRequest(RequestBody):
+    """The value of a secret."""
+
+    value: Annotated[str, Field(min_length=1, max_length=64 << 10, repr=False)]
+
+
+class SecretView(ResponseBody):
+    """A secret without its value. Without `project` it is one of the whole platform."""
+
+    name: str
+    project: str | None
+    version: int
+    set_at: At
+    set_by: str
+
+    @classmethod
+    def of_secret(cls, project: str, name: str, version: int, set_at: int, set_by: str) -> Self:
+        """A view of a stored secret; the time in microseconds UTC, an empty project for the whole."""
+        return cls(
+            name=name, project=project or None, version=version, set_at=at_of(set_at), set_by=set_by
+        )
+
+
+class RotatedKey(ResponseBody):
+    """The number of secrets with a data key that the new master key encrypts."""
 
     count: int

@@ -32,7 +32,7 @@ class Assignment(Message):
     the ranks before the rank variables are laid over it. `server_file`, where present, names the file
     from which a new address of the control plane is read when the old one stops answering. Of `secrets`
     and of `own_secrets`, the job's own secret variables, only the names travel; when it starts, the
-    supervisor reads the values from `secrets_dir` and `own_secrets_file`, or, where these are absent
+    supervisor reads the values from `own_secrets_file`, or, with `secrets` or where that is absent
     because the node is another machine, from the control plane.
     """
 
@@ -50,7 +50,6 @@ class Assignment(Message):
     data_root: str | None = None  # folder of this node for copies of inputs
     env: dict[str, str]
     secrets: list[str] = Field(default_factory=list)
-    secrets_dir: str | None = None
     own_secrets: dict[str, str] = Field(default_factory=dict)  # name to layer in the file
     own_secrets_file: str | None = None
     warm: WarmStart = Field(default_factory=WarmStart)

@@ -22,6 +22,7 @@ from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec.document import validate_spec
 from phalanx.schemas.wire.assignments import Assignment, PythonPackages
 from phalanx.services.platform import Platform
+from phalanx.services.secrets import values
 from phalanx.store.jobs import JobFacts, StoredJob
 
 
@@ -129,7 +130,6 @@ def _assignment(
         data_root=str(home.data_dir) if contract.data else None,
         env=env,
         secrets=list(contract.secrets),
-        secrets_dir=str(home.secrets_dir(facts.project)) if contract.secrets else None,
         own_secrets=own,
         own_secrets_file=str(home.job_secrets_file(num)) if own else None,
         warm=replace(contract.warm, enabled=contract.warm.enabled and adapter.forkable),
@@ -153,14 +153,14 @@ def _cwd(facts: JobFacts, workdir: str) -> str:
 
 def secret_values(platform: Platform, stored: StoredJob, node_rank: int) -> dict[str, str]:
     """The values of all secrets of the ranks on one node of the live attempt. Raises NotFound."""
-    home, num, contract = platform.home, stored.job.num, contract_of(stored.facts)
+    contract = contract_of(stored.facts)
     attempt = stored.job.attempt
     parts = stored.job.policy.parts(0 if attempt is None else len(attempt.placement.shares))
     part = part_at(parts, node_rank)
     role = next(role for role in contract.roles if role.name == part.name)
     _, own = environment(platform, stored.facts, contract, role)
-    found = secret_files.read_own(home.job_secrets_file(num), own)
-    return found | secret_files.read(home.secrets_dir(stored.facts.project), contract.secrets)
+    found = secret_files.read_own(platform.home.job_secrets_file(stored.job.num), own)
+    return found | values.values(platform, stored.facts.project, contract.secrets)
 
 
 def environment(

@@ -17,9 +17,10 @@ from phalanx.executors.protocol import GangReserver, SupervisorRef
 from phalanx.kit.clock import backoff_s
 from phalanx.kit.text import replace_unencodable, shorten
 from phalanx.services.lifecycle import code
-from phalanx.services.lifecycle.assignments import assignments, code_dir
+from phalanx.services.lifecycle.assignments import assignments, code_dir, contract_of
 from phalanx.services.lifecycle.commit import LEAVING, commit_events
 from phalanx.services.platform import Platform, token_hash
+from phalanx.services.secrets.values import check_launch
 from phalanx.store import outbox, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
@@ -205,6 +206,7 @@ def _launch(
         # Without code the executor creates an empty folder on the nodes.
         if digest is not None:
             code.unpack(platform.home, digest, code_dir(platform.home, command.job, attempt.num))
+        check_launch(platform, stored.facts.project, contract_of(stored.facts).secrets)
         placed = assignments(platform, stored, attempt, nodes)
         if isinstance(platform.executor, GangReserver):
             platform.executor.reserve(attempt.placement, [assignment for _, assignment in placed])

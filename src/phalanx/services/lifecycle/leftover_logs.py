@@ -14,6 +14,7 @@ from phalanx.launch import secret_files
 from phalanx.launch.capture import OutputFile, output_files
 from phalanx.services.lifecycle.assignments import contract_of
 from phalanx.services.platform import Platform
+from phalanx.services.secrets.values import known_values
 from phalanx.store import jobs, telemetry
 from phalanx.store.telemetry import LogSegment
 
@@ -60,9 +61,8 @@ def _mask(platform: Platform, num: int) -> OutputMask:
         named = contract_of(facts).secrets
     except PlatformError:
         named = ()
-    home = platform.home
-    folder = home.secrets_dir(facts.project)
-    return OutputMask(secret_files.values_of(home.job_secrets_file(num), folder, named))
+    own = secret_files.values_of(platform.home.job_secrets_file(num))
+    return OutputMask([*own, *known_values(platform, facts.project, named)])
 
 
 def _copy(

@@ -26,6 +26,7 @@ from phalanx.services.lifecycle.admission import facts_of, misfits, over_project
 from phalanx.services.lifecycle.commit import commit_new
 from phalanx.services.lifecycle.folder_check import check_folder
 from phalanx.services.platform import Platform
+from phalanx.services.secrets.values import missing
 from phalanx.services.workflow import dependencies
 from phalanx.store import jobs, resources
 from phalanx.store.database import Tx
@@ -74,7 +75,7 @@ def check(
         here = limits_now(platform) if limits is None else limits
         problems = over_project(spec, here.projects) or [
             *misfits(spec, here.nodes),
-            *_no_secrets(spec, platform.home),
+            *_no_secrets(spec, platform),
         ]
     if problems:
         raise SpecInvalid(problems)
@@ -207,8 +208,8 @@ def _no_values(spec: JobSpec) -> list[Problem]:
     ]
 
 
-def _no_secrets(spec: JobSpec, home: HomeLayout) -> list[Problem]:
+def _no_secrets(spec: JobSpec, platform: Platform) -> list[Problem]:
     """Problems for secrets that the spec names and its project does not have."""
-    known = secret_files.names(home.secrets_dir(spec.project))
+    lacks = missing(platform, spec.project, spec.secrets)
     said = f"project {spec.project} has no such secret; `phalanx secrets set NAME` stores one"
-    return [Problem("secrets", said, name) for name in spec.secrets if name not in known]
+    return [Problem("secrets", said, name) for name in lacks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import itertools
 
@@ -182,3 +183,16 @@ def test_no_value_is_read_whatever_the_segments_of_a_growing_file(
         read += mask.read(file, len(read), min(most, left), grows=size < len(whole))
     assert read == mask.hide(whole)
     assert LONG.encode() not in read and len(read) == len(whole)
+
+
+@given(st.binary(min_size=12, max_size=40), st.binary(max_size=5), st.binary(max_size=5))
+def test_the_base64_form_of_a_value_is_hidden_wherever_it_begins(
+    noise: bytes, before: bytes, after: bytes
+) -> None:
+    value = noise.hex()
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        text = encode(before + value.encode() + after)
+        shown = OutputMask([value]).hide(text)
+        assert len(shown) == len(text)
+        # What is left at the two ends says less than three bytes of the value.
+        assert sum(one != ord("*") for one in shown) <= len(before + after) * 4 // 3 + 12

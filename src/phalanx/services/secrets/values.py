@@ -1,0 +1,162 @@
+"""Set, list, remove and read secrets, and wrap their keys anew. No answer and no message holds a value."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from phalanx.errors import LaunchError, NotFound, PlatformError, StoreError, TooLarge, UserError
+from phalanx.launch import secret_files
+from phalanx.schemas.api.credentials import SecretView
+from phalanx.services.platform import Platform
+from phalanx.store.database import Tx
+from phalanx.store.secrets import rows
+from phalanx.store.secrets.envelope import rewrapped, seal, unseal
+from phalanx.store.secrets.rows import WHOLE, SecretRow
+
+_LOG = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+MAX_BYTES = 64 << 10
+"""The longest value."""
+MOST = 1000
+"""Secrets that one project may have."""
+
+
+def set_secret(
+    platform: Platform, project: str, name: str, value: str, now: int, *, actor: str
+) -> SecretView:
+    """Store a secret, in the place of an earlier value. Raises UserError, TooLarge."""
+    if _NAME.fullmatch(name) is None:
+        raise UserError(f"{name!r} cannot be the name of a variable", "use letters, digits and _")
+    if not value or "\0" in value:
+        raise UserError(f"secret {name}: the value is empty, or holds a zero byte")
+    if len(value.encode()) > MAX_BYTES:
+        raise TooLarge(f"secret {name}: the value is longer than {MAX_BYTES} bytes")
+
+    def work(tx: Tx) -> SecretRow:
+        rows.lock(tx)
+        old = rows.find(tx, project, name)
+        if old is None and len(rows.of_projects(tx, [project])) >= MOST:
+            raise UserError(
+                f"{_place(project)} has {MOST} secrets", "remove some that are not used"
+            )
+        version = 1 if old is None else old.version + 1
+        sealed = seal(platform.secret_keys, value, project, name)
+        key = sealed.key
+        stored = SecretRow(project, name, version, key.key_id, key.data, sealed.data, now, actor)
+        rows.put(tx, stored)
+        return stored
+
+    return _view(platform.store.transact(work))
+
+
+def list_secrets(platform: Platform, project: str) -> list[SecretView]:
+    """The secrets that jobs of a project can name, without values; WHOLE: those of the whole platform."""
+    found = platform.store.view(lambda tx: rows.of_projects(tx, {WHOLE, project}))
+    own = {one.name for one in found if one.project == project}
+    # One of the project hides that of the whole platform with its name.
+    return [_view(one) for one in found if one.project == project or one.name not in own]
+
+
+def remove_secret(platform: Platform, project: str, name: str) -> None:
+    """Delete a secret. Raises NotFound."""
+    if not platform.store.transact(lambda tx: rows.remove(tx, project, name)):
+        raise NotFound(f"{_place(project)} has no secret {name[:200]}", "phalanx secrets ls")
+
+
+def rotate_key(platform: Platform) -> int:
+    """Wrap the data keys of all secrets with a new master key; returns their number. Raises StoreError."""
+    keys = platform.secret_keys
+
+    def work(tx: Tx) -> int:
+        rows.lock(tx)
+        found = rows.every(tx)
+        for one in found:
+            key = rewrapped(keys, one.envelope, one.project, one.name).key
+            rows.put(tx, replace(one, key_id=key.key_id, wrapped_key=key.data))
+        return len(found)
+
+    return keys.renew(lambda: platform.store.transact(work))
+
+
+def missing(platform: Platform, project: str, names: Iterable[str]) -> list[str]:
+    """Those of some names that jobs of a project cannot use."""
+    wanted = list(names)
+    found = _rows(platform, project, wanted)
+    return [name for name in wanted if name not in found]
+
+
+def values(platform: Platform, project: str, names: Iterable[str]) -> dict[str, str]:
+    """Values by name. Raises NotFound, which names the first that is missing."""
+    wanted = list(names)
+    found = _rows(platform, project, wanted)
+    for name in wanted:
+        if name not in found:
+            hint = f"phalanx secrets set {name} --project {project}"
+            raise NotFound(f"secret {name} of project {project} does not exist any more", hint)
+    keys = platform.secret_keys
+    return {name: unseal(keys, found[name].envelope, found[name].project, name) for name in wanted}
+
+
+def check_launch(platform: Platform, project: str, names: Iterable[str]) -> None:
+    """Raise LaunchError when the secrets of a job cannot be read, before anything of it is started."""
+    try:
+        values(platform, project, names)
+    except (NotFound, StoreError) as error:
+        raise LaunchError(error.message, error.hint) from error
+
+
+def known_values(platform: Platform, project: str, names: Iterable[str]) -> list[str]:
+    """The values of the secrets that still exist and can be read, to hide them in output."""
+    found: list[str] = []
+    for name in names:
+        with contextlib.suppress(PlatformError):
+            found += values(platform, project, [name]).values()
+    return found
+
+
+def adopt_files(platform: Platform, now: int) -> int:
+    """Move secrets that an earlier release kept as files into the database; returns their number.
+
+    A value that is set since then wins. Repeated after a crash, nothing is lost.
+    """
+    count = 0
+    root = platform.home.secret_files_dir
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        for name in secret_files.names(folder):
+            try:
+                if rows_missing(platform, folder.name, name):
+                    value = secret_files.read(folder, [name])[name]
+                    set_secret(platform, folder.name, name, value, now, actor="user:admin")
+                (folder / name).unlink()
+                count += 1
+            except (PlatformError, OSError) as error:
+                _LOG.error("secret %s of %s stays a file: %s", name, folder.name, error)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    return count
+
+
+def rows_missing(platform: Platform, project: str, name: str) -> bool:
+    """Whether the database has no such secret of a project."""
+    return platform.store.view(lambda tx: rows.find(tx, project, name)) is None
+
+
+def _rows(platform: Platform, project: str, names: list[str]) -> dict[str, SecretRow]:
+    """Rows by name; that of the project wins over that of the whole platform."""
+    if not names:
+        return {}
+    found = platform.store.view(lambda tx: rows.of_projects(tx, {WHOLE, project}))
+    ordered = sorted(found, key=lambda one: one.project == project)
+    return {one.name: one for one in ordered if one.name in names}
+
+
+def _place(project: str) -> str:
+    return f"project {project}" if project != WHOLE else "the whole platform"
+
+
+def _view(row: SecretRow) -> SecretView:
+    return SecretView.of_secret(row.project, row.name, row.version, row.set_at, row.set_by)

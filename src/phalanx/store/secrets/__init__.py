@@ -1,0 +1,1 @@
+"""Secrets at rest: their rows, and the encryption of their values."""
