@@ -7,9 +7,10 @@ import pytest
 from integration.rig import Rig
 from phalanx.core.cost.ledger import Account
 from phalanx.errors import UserError
+from phalanx.services.cost.report import fold_step
 from phalanx.services.ledger.settle import live_rows
 from phalanx.store import jobs
-from phalanx.store.cost import rows
+from phalanx.store.cost import days, rows
 
 pytestmark = pytest.mark.integration
 
@@ -115,6 +116,11 @@ def test_reports_by_group_add_up_to_the_same_total(rig: Rig) -> None:
     assert ahead is not None and ahead.used_slot_hours == by_job.total.held / 3600
     assert costs.report("project").forecast is None
     assert costs.report("day").groups[0].key == rig.job(num).submitted_at.strftime("%Y-%m-%d")
+    before = {by: costs.report(by) for by in ("project", "user", "pool", "day")}
+    for _ in range(2):  # rows are folded once
+        fold_step(rig.platform)
+        assert {by: costs.report(by) for by in before} == before
+    assert rig.store.view(days.folded) > 0
     assert costs.report("job", job=urgent).total == by_job.groups[1].cost
     assert costs.report("job", since=rig.job(num).submitted_at, user="ada").total == by_job.total
     assert costs.report("job", user="eve").groups == []

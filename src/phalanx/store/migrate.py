@@ -17,7 +17,7 @@ from phalanx.kit.text import random_hex
 from phalanx.store.engines.append_only import protect_audit_log
 from phalanx.store.tables import counters, facts, metadata
 
-HEAD = "0018"
+HEAD = "0019"
 OLDEST_USER = "0017"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 
@@ -36,6 +36,7 @@ COUNTERS = (
     "cost_row",
     "audit",
     "secret",
+    "cost_folded",
 )
 DATABASE_ID = "database_id"
 _OLDEST_USER = "oldest_user"

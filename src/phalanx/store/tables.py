@@ -618,3 +618,22 @@ secrets = Table(
     Column("set_at", BigInteger, nullable=False),
     Column("set_by", String(128), nullable=False),
 )
+
+# Sums of `cost_rows` up to the id in the counter `cost_folded`.
+cost_days = Table(
+    "cost_days",
+    metadata,
+    _key("day"),  # from 1970, UTC
+    Column("project", String(128), primary_key=True),
+    Column("owner", String(128), primary_key=True),
+    Column("pool", String(128), primary_key=True),
+    Column("queued", BigInteger, nullable=False),
+    Column("starting", BigInteger, nullable=False),
+    Column("productive", BigInteger, nullable=False),
+    Column("saving", BigInteger, nullable=False),
+    Column("redone", BigInteger, nullable=False),
+    Column("lost_to_failure", BigInteger, nullable=False),
+    Column("lost_to_preemption", BigInteger, nullable=False),
+    Column("idle", BigInteger, nullable=False),
+    Column("nano_usd", BigInteger, nullable=False),
+)

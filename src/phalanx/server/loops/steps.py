@@ -10,6 +10,7 @@ from phalanx.server.context import Context
 from phalanx.server.loops.runner import ServiceLoop
 from phalanx.services.caches.study_cache import TRIAL_JOBS
 from phalanx.services.cost.budgets import budgets_step
+from phalanx.services.cost.report import fold_step
 from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
@@ -119,6 +120,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
 
     def spend(now: int) -> int | None:
         budgets_step(platform, now)
+        fold_step(platform)
         return None
 
     keeper = Timekeeper(platform.store, context.clock)

@@ -12,6 +12,7 @@ from phalanx.schemas.api.body import at_or_none
 from phalanx.schemas.api.cost import GROUPS, CostGroupView, CostReport, CostView, ForecastView
 from phalanx.services.ledger.accounts import grouped, totals_by_day
 from phalanx.services.platform import Platform
+from phalanx.store.cost import days
 from phalanx.store.cost.rows import LABEL, CostFilter
 from phalanx.store.database import Tx
 
@@ -39,7 +40,7 @@ def cost_report(
         return totals_by_day(tx, month_ago, [*waiting, *holding], now)
 
     found = platform.store.view(work)
-    days = platform.store.view(by_day) if by in _BY_TIME else None
+    by_days = platform.store.view(by_day) if by in _BY_TIME else None
     keys = sorted(found) if by in _BY_TIME else sorted(found, key=lambda key: _rank(key, found))
     kept = keys[-limit:] if by in _BY_TIME else keys[:limit]
     return CostReport(
@@ -48,12 +49,12 @@ def cost_report(
         until=at_or_none(wanted.until),
         groups=[CostGroupView(key=key, cost=CostView.from_core(found[key])) for key in kept],
         total=CostView.from_core(added(found.values())),
-        forecast=None if days is None else _forecast(days, now),
+        forecast=None if by_days is None else _forecast(by_days, now),
     )
 
 
-def _forecast(days: dict[int, Totals], now: int) -> ForecastView:
-    one = forecast(days, now)
+def _forecast(found: dict[int, Totals], now: int) -> ForecastView:
+    one = forecast(found, now)
     return ForecastView(
         used_slot_hours=one.used.held_us / _HOUR_US,
         used_usd=one.used.usd if one.used.nano_usd else None,
@@ -70,3 +71,9 @@ def _rank(key: str, found: dict[str, Totals]) -> tuple[int, int, str]:
 def day_of(at: int) -> int:
     """The begin of a time's day (UTC)."""
     return at // DAY_US * DAY_US
+
+
+def fold_step(platform: Platform) -> None:
+    """Add settled rows of the ledger to the sums by day, a few thousand at a time."""
+    while platform.store.view(days.is_behind):
+        platform.store.transact(days.fold)

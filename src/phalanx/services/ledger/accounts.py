@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from phalanx.core.cost.ledger import DAY_US
 from phalanx.core.cost.totals import Totals, added
 from phalanx.services.ledger.settle import live_rows
-from phalanx.store.cost import rows
+from phalanx.store.cost import days, rows
 from phalanx.store.cost.rows import CostFilter, CostRow
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
@@ -36,7 +36,9 @@ def grouped(
 ) -> dict[str, Totals]:
     """Totals by the text of a group: see `rows.sums` for what `by` may be, or `week` or `month`."""
     folded = by in _FOLDED
-    found = rows.sums(tx, "day" if folded else by, wanted)
+    column = "day" if folded else by
+    source = days.sums if days.serves(column, wanted) else rows.sums
+    found = source(tx, column, wanted)
     parts: dict[str, list[Totals]] = {}
     name = _FOLDED.get(by, str)
     for key, one in found.items():

@@ -163,8 +163,11 @@ class CostFilter:
         )
 
 
-def sums(tx: Tx, by: str, wanted: CostFilter) -> dict[str, Totals]:
-    """Sums by project, user, job, study, trial, pool, day (a number) or `label:NAME`, as text."""
+def sums(tx: Tx, by: str, wanted: CostFilter, *, after: int = 0) -> dict[str, Totals]:
+    """Sums by project, user, job, study, trial, pool, day (a number) or `label:NAME`, as text.
+
+    Only rows behind the id `after` count.
+    """
     here = cost_rows.c
     key: Any
     if by.startswith(LABEL):
@@ -177,6 +180,8 @@ def sums(tx: Tx, by: str, wanted: CostFilter) -> dict[str, Totals]:
     query = select(key, *columns).group_by(key)
     if by.startswith(LABEL):
         query = query.select_from(cost_rows.join(jobs, jobs.c.num == here.job))
+    if after:
+        query = query.where(here.id > after)
     if wanted.since is not None:
         query = query.where(here.from_at >= wanted.since)
     if wanted.until is not None:
