@@ -163,13 +163,14 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
         "other_ended": lambda: e.DependencyEnded(
             draw(st.integers(1, 3)), draw(st.sampled_from(sorted(TERMINAL)))
         ),
+        "turn": lambda: e.TurnCame(),
         "unanswered": lambda: e.StacksOverdue(attempt, generation),
     }
     usual = ["placed", "ready", "started", "started", "ended", "ended", "failed", "waited"]
     leaving = ["released", "released", "lost"]
     pool = usual + (leaving if job.state is S.STOPPING or (live and live.finished) else [])
     if job.state is S.WAITING:
-        pool = ["other_started", "other_ended"]
+        pool = ["other_started", "other_ended", "turn"]
     name = draw(st.sampled_from(pool if draw(st.integers(0, 3)) else list(kinds)))
     return kinds[name]()
 
@@ -185,7 +186,9 @@ class Life:
 
 @st.composite
 def lives(draw: st.DrawFn) -> Life:
-    submitted = e.Submitted(7, draw(terms), tuple(draw(st.lists(dependencies, max_size=2))))
+    submitted = e.Submitted(
+        7, draw(terms), tuple(draw(st.lists(dependencies, max_size=2))), draw(st.booleans())
+    )
     now = START
     life = Life(create(submitted, now), [(submitted, now)])
     for _ in range(draw(st.integers(0, 40))):
@@ -230,7 +233,9 @@ def check_step(before: Job, after: Job, event: e.JobEvent, commands: tuple[objec
 def check_state(job: Job) -> None:
     # Slots are all held or none, exactly in the holding states.
     assert (job.attempt is not None) == (job.state in HOLDING) == job.holds_slots
-    assert job.state not in (S.WAITING, S.QUEUED) or bool(job.waits_for) == (job.state is S.WAITING)
+    assert job.state not in (S.WAITING, S.QUEUED) or (bool(job.waits_for) or job.waits_turn) == (
+        job.state is S.WAITING
+    )
     assert (job.goal is not None) == (job.state is S.STOPPING)
     assert (job.ended_at is not None) == (job.state in TERMINAL)
     if job.attempt is not None:

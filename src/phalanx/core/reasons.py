@@ -61,6 +61,8 @@ class ReasonCode(StrEnum):
     TARGET_REACHED = "target_reached"
     WAITING_FOR_DEPENDENCIES = "waiting_for_dependencies"
     DEPENDENCIES_MET = "dependencies_met"
+    WAITING_FOR_TURN = "waiting_for_turn"
+    TURN_CAME = "turn_came"
     DEPENDENCY_FAILED = "dependency_failed"
     COST_BUDGET = "cost_budget"
 

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from phalanx.kit.text import random_hex
 from phalanx.schemas.api.jobs import (
+    BatchRequest,
+    BatchResponse,
     ChangeRequest,
     CheckpointView,
     EventPage,
@@ -59,7 +61,20 @@ class JobCalls(Transport):
         params = {"dry_run": "true"} if dry_run else {}
         return self._post(f"{V1}/jobs", request, SubmitResponse, params, key=key or random_hex(32))
 
-    def jobs(
+    def submit_batch(
+        self, requests: Sequence[SubmitRequest], *, dry_run: bool = False, key: str | None = None
+    ) -> BatchResponse:
+        """Submit several jobs and arrays, all or none. Raises SpecInvalid with every problem of every spec.
+
+        `depends_on` may name another job of the batch by its name. `key` as for `submit`.
+        """
+        params = {"dry_run": "true"} if dry_run else {}
+        body = BatchRequest(jobs=list(requests))
+        return self._post(
+            f"{V1}/jobs/batch", body, BatchResponse, params, key=key or random_hex(32)
+        )
+
+    def jobs(  # noqa: PLR0913 (one parameter for each filter)
         self,
         *,
         states: Sequence[str] = (),
@@ -68,9 +83,10 @@ class JobCalls(Transport):
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         before: int | None = None,
+        array: int | None = None,
         limit: int = 100,
     ) -> JobPage:
-        """One page of jobs, newest first."""
+        """One page of jobs, newest first; `array`: only the elements of the array with that number."""
         wanted = {
             "state": list(states),
             "project": project,
@@ -78,6 +94,7 @@ class JobCalls(Transport):
             "name": name,
             "label": [f"{key}={value}" for key, value in (labels or {}).items()],
             "before": before,
+            "array": array,
             "limit": limit,
         }
         return self._get(f"{V1}/jobs", JobPage, wanted)

@@ -70,6 +70,8 @@ class JobFacts:
     contract: Mapping[str, Any] | None = None  # `core.contract.job.JobContract`; None: old job
     study: int | None = None  # number of the study that it runs a trial of; None: none
     trial: int | None = None  # number of the trial in its study
+    array: int | None = None  # number of the first job of its array; None: no array
+    array_index: int | None = None  # index in the array
 
 
 _FACTS = tuple(one.name for one in fields(JobFacts))
@@ -98,6 +100,7 @@ class JobFilter:
     name: str | None = None
     labels: tuple[tuple[str, str], ...] = ()
     projects: tuple[str, ...] | None = None  # those that the caller may see; None: all
+    array: int | None = None  # number of the first job of an array
 
 
 def new_num(tx: Tx, count: int = 1) -> int:
@@ -243,6 +246,7 @@ def page(tx: Tx, wanted: JobFilter, *, before: int | None, limit: int) -> list[S
         (jobs.c.project, wanted.project),
         (jobs.c.owner, wanted.owner),
         (jobs.c.name, wanted.name),
+        (jobs.c.array, wanted.array),
     ):
         if value is not None:
             query = query.where(column == value)

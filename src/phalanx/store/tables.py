@@ -80,12 +80,19 @@ jobs = Table(
     # Of the trial of a study: the numbers of both; NULL: any other job.
     Column("study", BigInteger),
     Column("trial", BigInteger),
+    # Of an element of an array: the number of the array's first job, and the index; NULL: any other job.
+    Column("array", BigInteger),
+    Column("array_index", BigInteger),
+    Index(None, "array", "array_index"),
     Index(None, "study", "trial"),
     Index(None, "state"),
     Index(None, "project", "submitted_at"),
     Index(None, "wake_at"),
     Index(None, "ended_at"),
 )
+
+# Elements of arrays that wait for others of the same array to end; they go in the order of their numbers.
+array_turns = Table("array_turns", metadata, _key("array"), _key("job"))
 
 # Open dependencies: `job` waits for `on_job`. Found by the other job; the waiting job has them too.
 job_dependencies = Table(

@@ -46,6 +46,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "has_code": lambda c: c.has_code("a" * 64),
     "put_code": lambda c: c.put_code("a" * 64, b""),
     "submit": lambda c: c.submit(SubmitRequest(spec={"run": "x"}), dry_run=True),
+    "submit_batch": lambda c: c.submit_batch([SubmitRequest(spec={"run": "x"})]),
     "jobs": lambda c: c.jobs(states=("running",), labels={"a": "b"}),
     "job": lambda c: c.job(1),
     "change": lambda c: c.change(1, ChangeRequest(priority=70), if_match="a"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from phalanx.sdk import PhalanxClient
 
 _TRIES = 3
+_ARRAY = re.compile(r"a-([0-9]{1,15})(?:_([0-9]{1,9}))?")
 
 
 @dataclass(slots=True)
@@ -97,6 +99,34 @@ def job_number(text: str) -> int:
             f"{text!r} is not a job", "give its number, such as j-12; `phalanx ps` lists jobs"
         )
     return num
+
+
+def job_numbers(client: PhalanxClient, names: Sequence[str]) -> list[int]:
+    """The jobs that these names mean: `j-12`, an array such as `a-12`, or its element `a-12_7`.
+
+    Later elements of an array come first, so that to stop them in this order starts none that waits.
+    Raises NotFound.
+    """
+    found: list[int] = []
+    for name in names:
+        match = _ARRAY.fullmatch(name.strip())
+        if match is None:
+            found.append(job_number(name))
+            continue
+        page = client.jobs(array=int(match[1]), limit=1000)
+        nums = [one.num for one in page.jobs if match[2] in (None, str(one.array_index))]
+        if not nums:
+            raise NotFound(f"there is no array or element {name}", "`phalanx ps -a` lists all jobs")
+        found += nums
+    return found
+
+
+def one_job(client: PhalanxClient, name: str) -> int:
+    """The one job that a name means, an element `a-12_7` included. Raises NotFound, UserError."""
+    found = job_numbers(client, [name])
+    if len(found) > 1:
+        raise UserError(f"{name} has {len(found)} elements", f"name one of them, such as {name}_0")
+    return found[0]
 
 
 def describe(error: PlatformError) -> str:

@@ -13,7 +13,11 @@ JobName = Annotated[
     str, typer.Argument(metavar="JOB", help="Number of the job, such as j-12 or 12.")
 ]
 JobNames = Annotated[
-    list[str], typer.Argument(metavar="JOB...", help="Numbers of the jobs, such as j-12 or 12.")
+    list[str],
+    typer.Argument(
+        metavar="JOB...",
+        help="Numbers of the jobs, such as j-12 or 12; a-12 for a whole array, a-12_7 for one element.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from phalanx.cli.client.checkpoint_locations import copies_of
-from phalanx.cli.client.session import connected, job_number
+from phalanx.cli.client.session import connected, job_numbers
 from phalanx.cli.exits import code_of
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, JobName, JobNames, RoleName, duration
@@ -73,8 +73,12 @@ def show(
     role: RoleName = None,
 ) -> None:
     """Show one job: its state, progress, restarts, lineage and first failure; or one of its roles."""
-    num = job_number(job)
     with connected(ctx) as client:
+        nums = job_numbers(client, [job])
+        if len(nums) > 1:
+            _show_array(client, nums, json)
+            return
+        num = nums[0]
         view = client.job(num)
         if role is not None:
             show_role(view, role, "json" if json else "text")
@@ -94,6 +98,22 @@ def show(
     for event in events if all_events else _turns(events):
         said = output.notice(event) or event.reason.message or event.reason.code
         print(f"  {output.clock_time(event.at)}  {event.kind:<22} {event.state:<11} {said}")
+
+
+def _show_array(client: PhalanxClient, nums: Sequence[int], json: bool) -> None:
+    """Show the elements of an array, in the order of their indices."""
+    array = client.job(nums[0]).array
+    views = client.jobs(array=array, limit=1000).jobs[::-1]
+    columns = {
+        "ELEMENT": lambda job: f"a-{job.array}_{job.array_index}",
+        "JOB": lambda job: job.label,
+        "STATE": lambda job: job.state,
+        "STEP": lambda job: job.progress.high_water_step,
+        "RESTARTS": lambda job: job.restarts or None,
+        "RAN": lambda job: output.lasted(job.started_at, job.ended_at),
+        "REASON": _reason,
+    }
+    output.listing(views, json, columns, "")
 
 
 def _turns(events: list[Any]) -> list[Any]:
@@ -219,8 +239,10 @@ def _stop_all(
     no_wait: bool,
 ) -> None:
     grace_s = duration("--grace", grace)
-    nums = [job_number(job) for job in jobs]
     with connected(ctx) as client:
+        nums = job_numbers(client, jobs)
+        if any(job.startswith("a-") for job in jobs):
+            nums = [num for num in nums if not client.job(num).is_terminal]
         for num in nums:
             client.stop(num, goal=goal, grace_s=grace_s)
         for num in nums:
@@ -242,8 +264,8 @@ def resume(
 ) -> None:
     """Requeue paused jobs; they continue from their newest checkpoint."""
     with connected(ctx) as client:
-        for job in jobs:
-            view = client.resume(job_number(job), begin_anew=begin_anew)
+        for num in job_numbers(client, jobs):
+            view = client.resume(num, begin_anew=begin_anew)
             print(f"{view.label} {view.state}")
 
 
@@ -262,7 +284,7 @@ def wait(
     limit_s = duration("--timeout", timeout)
     deadline = None if limit_s is None else time.monotonic() + limit_s
     with connected(ctx) as client:
-        views = [_wait_for(client, job_number(job), deadline) for job in jobs]
+        views = [_wait_for(client, num, deadline) for num in job_numbers(client, jobs)]
     if json:
         output.as_json(views)
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from phalanx.cli.client.session import connected, job_number
+from phalanx.cli.client.session import connected, one_job
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, JobName, RoleName, one_rank
 from phalanx.errors import UserError
@@ -39,9 +39,9 @@ def logs(  # noqa: PLR0913
 
     On a terminal, control sequences other than colours are removed; files and pipes get every byte.
     """
-    num = job_number(job)
     only = _stream(stream)
     with connected(ctx) as client:
+        num = one_job(client, job)
         if follow:
             from phalanx.cli.client.follow import CtrlC, Follower, OutputFilter
             from phalanx.cli.terminal.screen import screen_for

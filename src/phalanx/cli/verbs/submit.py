@@ -269,7 +269,12 @@ def after(detach: bool, all_ranks: bool) -> str:
 
 def submit(  # noqa: PLR0913 (one parameter for each flag)
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A job spec in YAML.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="Job specs in YAML; a file may have several documents."
+        ),
+    ],
     ranks: Annotated[
         int | None,
         typer.Option("-n", "--ranks", min=1, help="Ranks in all, instead of the file's shape."),
@@ -282,30 +287,94 @@ def submit(  # noqa: PLR0913 (one parameter for each flag)
     all_ranks: AllRanks = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Submit a job from a spec file; paths in it are relative to the file."""
-    session: Session = ctx.obj
-    from phalanx.schemas.spec.document import load_spec
+    """Submit jobs from spec files, all or none; paths in them are relative to the file.
 
-    spec = load_spec(session.invocation.cwd / file if not file.is_absolute() else file)
-    if ranks is not None:
-        spec = _with_ranks(spec, ranks)
-    if on_final_failure is not None:
-        spec = _with_final_failure(spec, on_final_failure)
-    if depends_on:
-        spec = _with_dependencies(spec, depends_on)
-    _refuse_unsupported(spec)
-    root = (session.invocation.cwd / file).parent / spec.workdir
+    The flags hold for every job. A job may depend on another one of the same call by its name.
+    """
+    session: Session = ctx.obj
+    from phalanx.errors import UserError
+    from phalanx.schemas.spec.document import load_specs
+
+    found: list[tuple[JobSpec, Path]] = []
+    for path in [session.invocation.cwd / file for file in files]:
+        for spec in load_specs(path):
+            if ranks is not None:
+                spec = _with_ranks(spec, ranks)
+            if on_final_failure is not None:
+                spec = _with_final_failure(spec, on_final_failure)
+            if depends_on:
+                spec = _with_dependencies(spec, depends_on)
+            _refuse_unsupported(spec)
+            found.append((spec, _root(path, spec)))
+    if len(found) > 1 or found[0][0].array is not None:
+        if follow:
+            raise UserError(
+                "--follow is for one job", "use `phalanx wait` or `phalanx logs -f JOB`"
+            )
+        _submit_batch(session, found, dry_run)
+        return
+    if dry_run:
+        _print_resolved(session, found[0][0])
+        return
+    session.begin()
+    request = {"kind": "submit", "owner": session.invocation.owner()}
+    _submit(session, *found[0], request, after(not follow, all_ranks))
+
+
+def _root(file: Path, spec: JobSpec) -> Path:
+    """The work directory of a spec file. Raises SpecInvalid."""
+    root = file.parent / spec.workdir
     if not root.is_dir():
         from phalanx.errors import Problem, SpecInvalid
 
         said = "no such folder; the path is relative to the spec file"
         raise SpecInvalid([Problem("workdir", said, spec.workdir)])
+    return root
+
+
+def _submit_batch(session: Session, found: Sequence[tuple[JobSpec, Path]], dry_run: bool) -> None:
+    """Submit several jobs and arrays in one request, and print a line for each."""
+    from phalanx.schemas.api.jobs import SubmitRequest
+    from phalanx.schemas.spec.document import resolved
+
+    owner = session.invocation.owner()
     if dry_run:
-        _print_resolved(session, spec)
+        with session.client() as client:
+            requests = [SubmitRequest(spec=resolved(spec), owner=owner) for spec, _ in found]
+            client.submit_batch(requests, dry_run=True)
+        print(f"{len(found)} specs are valid")
         return
     session.begin()
-    request = {"kind": "submit", "owner": session.invocation.owner()}
-    _submit(session, spec, root, request, after(not follow, all_ranks))
+    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder, session.client() as client:
+        digests: dict[Path, str] = {}
+        for _, root in found:
+            if root.resolve() not in digests:
+                digests[root.resolve()] = _upload(session, client, root, Path(folder) / "code.tar")
+        requests = [
+            SubmitRequest(
+                spec=resolved(_with_commit(spec, root)), code=digests[root.resolve()], owner=owner
+            )
+            for spec, root in found
+        ]
+        jobs = client.submit_batch(requests).jobs
+    for one in jobs:
+        if one.array is None:
+            print(one.label)
+        elif one.array == one.num:
+            print(f"a-{one.array}")
+
+
+def _upload(session: Session, client: PhalanxClient, root: Path, archive: Path) -> str:
+    """Upload a copy of a folder unless the server has it, and return its digest."""
+    from phalanx.cli.client.snapshot import take
+
+    snapshot = take(root, archive, excluded=[session.home])
+    for said in snapshot.notes:
+        note(f"snapshot: {said}")
+    if not client.has_code(snapshot.digest):
+        client.put_code(snapshot.digest, _chunks(archive))
+    archive.unlink(missing_ok=True)
+    return snapshot.digest
 
 
 def _with_ranks(spec: JobSpec, ranks: int) -> JobSpec:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from phalanx.cli.client.session import connected, job_number
+from phalanx.cli.client.session import connected, one_job
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, JobName
 from phalanx.kit.text import job_label
@@ -21,8 +21,8 @@ _MANY = 4
 
 def why(ctx: typer.Context, job: JobName, json: AsJson = False) -> None:
     """Explain why a job waits: what blocks it, when it may start, and what would start it now."""
-    num = job_number(job)
     with connected(ctx) as client:
+        num = one_job(client, job)
         view = client.job(num)
         found = client.why(num)
     if json:

@@ -22,6 +22,7 @@ class Submitted:
     num: int
     policy: JobPolicy
     waits_for: tuple[Dependency, ...] = ()
+    waits_turn: bool = False  # an element of an array that others go before
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +237,11 @@ class DependencyEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnCame:
+    """Another element of the array has ended, and this one may join the queue."""
+
+
+@dataclass(frozen=True, slots=True)
 class BackoffElapsed:
     """The wait before the next generation is over."""
 
@@ -278,6 +284,7 @@ JobEvent = (
     | SettingsChanged
     | DependencyStarted
     | DependencyEnded
+    | TurnCame
 )
 
 EVENT_TYPES: tuple[type[JobEvent], ...] = get_args(JobEvent)

@@ -17,6 +17,7 @@ from phalanx.core.jobs.handlers.dependencies import (
     dependency_ended,
     dependency_started,
     enter_queue,
+    turn_came,
 )
 from phalanx.core.jobs.handlers.generation import (
     backoff_elapsed,
@@ -120,6 +121,7 @@ ROWS: tuple[tuple[type[e.JobEvent], Cell, Cell, Cell, Cell, Cell], ...] = (
     (e.SettingsChanged,       *(settings_changed,) * 5),
     (e.DependencyStarted, dependency_started, STARTED,           STARTED, dependency_started,  JOB_OVER),
     (e.DependencyEnded,   dependency_ended,   STARTED,           STARTED, dependency_ended,    JOB_OVER),
+    (e.TurnCame,              turn_came,      STARTED,           STARTED,           turn_came, JOB_OVER),
 )
 # fmt: on
 TRANSITIONS: dict[tuple[JobState, type], Cell] = {
@@ -157,7 +159,13 @@ def _stale(job: Job, event: e.JobEvent) -> str | None:
 
 def create(event: e.Submitted, now: int) -> Job:
     """The job that a submit creates."""
-    job = Job(num=event.num, policy=event.policy, submitted_at=now, waits_for=event.waits_for)
+    job = Job(
+        num=event.num,
+        policy=event.policy,
+        submitted_at=now,
+        waits_for=event.waits_for,
+        waits_turn=event.waits_turn,
+    )
     return enter_queue(job, job.reason, now)
 
 

@@ -210,6 +210,7 @@ class Job:
     preempted_at: tuple[int, ...] = ()  # requests to make room, those of the hour before the last
     until: int | None = None  # raised target of a trial; None: that of its contract
     waits_for: tuple[Dependency, ...] = ()  # dependencies that are not met yet
+    waits_turn: bool = False  # its array has as many elements under way as it may
 
     def parts_now(self) -> tuple[Part, ...]:
         """The nodes of each role in the live attempt; without an attempt, at full size."""

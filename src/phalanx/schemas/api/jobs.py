@@ -30,6 +30,29 @@ class SubmitRequest(RequestBody):
     owner: ShortText = ""
 
 
+class BatchRequest(RequestBody):
+    """Several new jobs, all or none. `depends_on` may name another job of the batch by its name."""
+
+    jobs: Annotated[list[SubmitRequest], Field(min_length=1, max_length=1000)]
+
+
+class BatchedJob(ResponseBody):
+    """One job of a batch. `array` is the number of the first job of its array, None without one."""
+
+    num: int
+    label: str
+    name: str
+    state: str
+    array: int | None = None
+    array_index: int | None = None
+
+
+class BatchResponse(ResponseBody):
+    """The jobs in the order of the request, every element of an array; empty for a dry run."""
+
+    jobs: list[BatchedJob]
+
+
 class SubmitResponse(ResponseBody):
     """`job` is None for a dry run."""
 
@@ -199,6 +222,8 @@ class JobView(ResponseBody):
     reason: ReasonView
     pending_reason: ReasonView | None = None  # why a queued job does not start
     waits_for: list[DependencyView] = Field(default_factory=list)  # dependencies not met yet
+    array: int | None = None  # number of the first job of its array; `a-12` is its id
+    array_index: int | None = None
     goal: str | None = None  # what a stopping job becomes
     attempt: int | None = None  # the live one
     attempts: int

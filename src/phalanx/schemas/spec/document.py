@@ -98,6 +98,25 @@ def read_yaml(text: str, origin: str, noun: str = "a job spec") -> dict[str, Any
     return {str(key): value for key, value in data.items()}
 
 
+def load_specs(path: Path) -> list[JobSpec]:
+    """The specs of a file, which may have several YAML documents. Raises SpecInvalid as `load_spec`."""
+    text = read_text(path)
+    try:
+        documents = list(yaml.load_all(text, Loader=_Loader))
+    except (yaml.YAMLError, RecursionError):
+        documents = []
+    if len(documents) < 2:
+        return [load_spec(path)]
+    found = []
+    for at, data in enumerate(documents):
+        if not isinstance(data, dict):
+            raise SpecInvalid([Problem(f"{path}, document {at + 1}", "is not a mapping")])
+        data = {str(key): value for key, value in data.items()}
+        _warn_of_old_names(data, str(path))
+        found.append(validate_spec(data, f"document {at + 1}: "))
+    return found
+
+
 def load_spec(source: str | Path) -> JobSpec:
     """A spec from a YAML text, or from the file at a Path. Raises SpecInvalid.
 

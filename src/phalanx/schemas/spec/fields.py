@@ -39,8 +39,8 @@ _SIZES = tuple(
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_VARIABLE = 200
-_SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
-_MAX_ARRAY = 100_000
+_SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_MAX_ARRAY = 1000
 MAX_NODES = 20_000
 """The most nodes of a gang and of a pool file."""
 MAX_SLOTS_PER_NODE = 4096
@@ -266,12 +266,23 @@ def _array(value: Any) -> list[int]:
         match = _SPAN.fullmatch(part.strip())
         if match is None:
             raise ValueError("write indices such as 0-9 or 1,3,5")
-        low, high = int(match[1]), int(match[2] or match[1])
-        count += high - low + 1
-        if high < low or count > _MAX_ARRAY:
+        low, high, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        count += 0 if step == 0 else (high - low) // step + 1
+        if high < low or step == 0 or count > _MAX_ARRAY:
             raise ValueError(f"write ascending ranges of at most {_MAX_ARRAY} indices in all")
-        found.update(range(low, high + 1))
+        found.update(range(low, high + 1, step))
     return sorted(found)
+
+
+def _write_indices(indices: list[int]) -> str:
+    """Indices as ranges: `0-4,7`."""
+    spans: list[list[int]] = []
+    for one in indices:
+        if spans and one == spans[-1][1] + 1:
+            spans[-1][1] = one
+        else:
+            spans.append([one, one])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def _cron(value: str) -> str:
@@ -406,10 +417,11 @@ Jobs = Annotated[
 Indices = Annotated[
     list[int],
     PlainValidator(_array),
+    PlainSerializer(_write_indices, return_type=str),
     Shown(
         {
             "anyOf": [
-                {"type": "string", "pattern": r"^[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5})*$"},
+                {"type": "string", "pattern": r"^[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?(,.*)?$"},
                 {"type": "array", "items": {"type": "integer", "minimum": 0}},
             ]
         }

@@ -28,7 +28,6 @@ from phalanx.schemas.spec.fields import (
     Cron,
     Duration,
     FrameworkName,
-    Indices,
     Name,
     Names,
     NotEmpty,
@@ -53,7 +52,7 @@ from phalanx.schemas.spec.roles import (
     RolePlan,
 )
 from phalanx.schemas.spec.training import Training
-from phalanx.schemas.spec.workflow import DependsOn, as_afterok
+from phalanx.schemas.spec.workflow import Array, DependsOn, as_afterok, as_indices
 
 SPEC_SCHEMA: Literal[1] = 1
 _ONE = Range(1, 1)
@@ -328,7 +327,9 @@ class JobSpec(Section):
     depends_on: Annotated[DependsOn, BeforeValidator(as_afterok)] = Field(
         default_factory=DependsOn, description="Jobs to wait for; a list: they must succeed first."
     )
-    array: Indices | None = optional("Indices of a job array: one job for each.")
+    array: Annotated[Array | None, BeforeValidator(as_indices)] = optional(
+        "A job for each index: `0-99`, or `0-99%10` for at most ten at once."
+    )
     schedule: Schedule | None = optional("Times of regular starts.")
 
     @field_validator("secrets")

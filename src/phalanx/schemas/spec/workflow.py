@@ -1,4 +1,4 @@
-"""The parts of a spec that connect jobs with each other: dependencies."""
+"""The parts of a spec that connect jobs with each other: dependencies and arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from phalanx.core.jobs.dependencies import MAX_DEPENDENCIES, DependencyKind
 from phalanx.kit.text import parse_job_label
-from phalanx.schemas.spec.fields import Jobs, Section
+from phalanx.schemas.spec.fields import Indices, Jobs, Section, WholeFromOne, optional
 
 
 class DependsOn(Section):
@@ -44,6 +44,36 @@ class DependsOn(Section):
 def as_afterok(value: Any) -> Any:
     """A job or a list of jobs as `afterok`."""
     return {"afterok": value} if isinstance(value, list | str | int) else value
+
+
+class Array(Section):
+    """A job for each index, all under one id. `0-99%10` is short for both keys."""
+
+    indices: Indices = Field(description="Indices: 0-99, 0-20:5 (every fifth) or 1,3,7.")
+    parallel: WholeFromOne | None = optional("Maximum number of elements under way at once.")
+
+
+def as_indices(value: Any) -> Any:
+    """`0-99%10` and a list of indices as the two keys."""
+    if isinstance(value, str):
+        indices, percent, parallel = value.partition("%")
+        count: Any = int(parallel) if parallel.isdecimal() and len(parallel) < 10 else parallel
+        return {"indices": indices, **({"parallel": count} if percent else {})}
+    return {"indices": value} if isinstance(value, list | int) else value
+
+
+def fill_index(value: Any, index: int, count: int) -> Any:
+    """Plain data with `${array.index}` and `${array.count}` replaced in every text."""
+    if isinstance(value, str):
+        return value.replace("${array.index}", str(index)).replace("${array.count}", str(count))
+    if isinstance(value, dict):
+        return {key: fill_index(one, index, count) for key, one in value.items()}
+    return [fill_index(one, index, count) for one in value] if isinstance(value, list) else value
+
+
+def array_id(name: str) -> int | None:
+    """The number of an array that is written by its id, such as `a-12`; None for any other name."""
+    return parse_job_label(f"j-{name[2:]}") if name.startswith("a-") else None
 
 
 def job_id(name: str) -> int | None:

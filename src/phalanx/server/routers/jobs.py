@@ -11,6 +11,8 @@ from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import UserError
 from phalanx.schemas.api.jobs import (
+    BatchRequest,
+    BatchResponse,
     ChangeRequest,
     CheckpointView,
     EventPage,
@@ -33,6 +35,7 @@ from phalanx.server.strict_requests import (
     StrictRoute,
     Wait,
 )
+from phalanx.services.batches.submit import check_batch, submit_batch
 from phalanx.services.changes import settings
 from phalanx.services.cost.estimate import estimate_of_job, estimate_of_spec
 from phalanx.services.lifecycle import requests
@@ -66,6 +69,23 @@ def post_job(
     return SubmitResponse(job=views.job_view(here.platform, num), spec=spec, estimate=expected)
 
 
+@router.post("/batch", status_code=201, openapi_extra=needs(Permission.JOBS_SUBMIT, Of.BODY))
+def post_batch(
+    here: Here, by: By, request: BatchRequest, key: IdempotencyKey = None, dry_run: bool = False
+) -> BatchResponse:
+    """Submit several jobs and arrays, all or none. With `dry_run`, only check them.
+
+    A request with the key of an earlier one returns the jobs of that one; keys are known for a day.
+    """
+    if dry_run:
+        check_batch(here.platform, request.jobs, by=by)
+        return BatchResponse(jobs=[])
+    now = here.clock.now()
+    asked = RequestKey.of(key, now, by.actor, "batch", request.model_dump_json())
+    nums = submit_batch(here.platform, request.jobs, now, asked, by=by)
+    return views.batch_view(here.platform, nums)
+
+
 @router.get("", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))
 def get_jobs(  # noqa: PLR0913
     here: Here,
@@ -79,6 +99,7 @@ def get_jobs(  # noqa: PLR0913
         Query(max_length=20, description="key=value"),
     ] = None,
     before: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
+    array: Annotated[int | None, Query(ge=1, lt=2**63)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> JobPage:
     """Jobs, newest first. `before` is the `next` of the previous page."""
@@ -89,6 +110,7 @@ def get_jobs(  # noqa: PLR0913
         name=name,
         labels=tuple(_label(one) for one in label or ()),
         projects=by.projects(Permission.JOBS_READ),
+        array=array,
     )
     return views.list_jobs(here.platform, wanted, before=before, limit=limit)
 

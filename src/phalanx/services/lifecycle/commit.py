@@ -18,7 +18,7 @@ from phalanx.kit.text import job_label
 from phalanx.kit.units import to_rfc3339
 from phalanx.services.caches.study_cache import TOLD_TO_STUDIES, TRIAL_JOBS
 from phalanx.services.ledger.settle import settle
-from phalanx.services.workflow import dependencies
+from phalanx.services.workflow import arrays, dependencies
 from phalanx.store import events as log
 from phalanx.store import jobs, outbox
 from phalanx.store.database import Tx
@@ -67,6 +67,7 @@ def commit_new_many(
         tx.touched.rows[job.num] = StoredJob(job, facts, 1, 1, None)
         _touch(tx, job, wake_at(job))
     tx.touched.topics.add(QUEUE)
+    arrays.register(tx, [(job, facts) for job, _, facts in made])
     _tell(tx, dependencies.register(tx, [job for job, _, _ in made]), now)
     stored = (tx.touched.rows[job.num] for job, _, _ in made)
     return [one.job for one in stored if isinstance(one, StoredJob)]
@@ -195,7 +196,7 @@ def _applied(
 def _write(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
     """Save the jobs, then those that waited for their starts and ends."""
     _save(tx, changed, now)
-    _tell(tx, dependencies.settle(tx, _turns(changed)), now)
+    _tell(tx, _followers(tx, changed), now)
 
 
 def _tell(tx: Tx, batch: dependencies.Batch, now: int) -> None:
@@ -208,11 +209,17 @@ def _tell(tx: Tx, batch: dependencies.Batch, now: int) -> None:
         ]
         changed = [one for one in found if one is not None]
         _save(tx, changed, now)
-        batch = dependencies.settle(tx, _turns(changed))
+        batch = _followers(tx, changed)
 
 
-def _turns(changed: Sequence[_Changed]) -> list[tuple[Job, Job]]:
-    return [(one.before.job, one.job) for one in changed]
+def _followers(tx: Tx, changed: Sequence[_Changed]) -> dependencies.Batch:
+    """Events for the jobs that waited for these."""
+    told: dict[int, list[JobEvent]] = {}
+    pairs = [(one.before.job, one.job) for one in changed]
+    with_facts = [(one.before.job, one.job, one.before.facts) for one in changed]
+    for num, events in (*dependencies.settle(tx, pairs), *arrays.pass_turns(tx, with_facts)):
+        told.setdefault(num, []).extend(events)
+    return list(told.items())
 
 
 def _save(tx: Tx, changed: Sequence[_Changed], now: int) -> None:

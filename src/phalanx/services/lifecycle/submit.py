@@ -140,6 +140,13 @@ def prepare(
     """
     accepted = check(platform, request, limits, by)
     spec = accepted.spec
+    contract = spec.to_contract()
+    if spec.array is not None:
+        if len(spec.array.indices) != 1:
+            said = "is not possible with this request; POST /api/v1/jobs/batch submits arrays"
+            raise SpecInvalid([Problem("array", said)])
+        own = element_variables(spec.array.indices[0])
+        contract = replace(contract, env={**contract.env, **own})
     if request.kind == "run" and request.caller_cwd is None:
         raise UserError("a `run` job needs `caller_cwd`", "send it, or use kind `submit`")
     if request.code is not None and not code.has(platform.home, request.code):
@@ -149,9 +156,7 @@ def prepare(
         )
     _check_requirements(platform.home, spec, request.code)
     runs = request.kind == "run"
-    contract, caller_env, values = withhold(
-        spec.to_contract(), request.caller_env if runs else None
-    )
+    contract, caller_env, values = withhold(contract, request.caller_env if runs else None)
     uid = f"{platform.store.database_id}-{random_hex(16)}"
     contract = replace(contract, uid=uid, trial=trial)
     facts = replace(
@@ -167,6 +172,11 @@ def prepare(
         trial=None if trial is None else trial.trial,
     )
     return PreparedJob(request, accepted, facts, values, by)
+
+
+def element_variables(index: int) -> dict[str, str]:
+    """The variables of an element of an array that need nothing but its index."""
+    return {"PHALANX_ARRAY_INDEX": str(index), "SLURM_ARRAY_TASK_ID": str(index)}
 
 
 def store_prepared(

@@ -19,6 +19,8 @@ from phalanx.kit.text import job_label
 from phalanx.schemas.api.body import at_of, at_or_none
 from phalanx.schemas.api.cost import CostView
 from phalanx.schemas.api.jobs import (
+    BatchedJob,
+    BatchResponse,
     CheckpointView,
     CommunicationView,
     DependencyView,
@@ -96,6 +98,19 @@ def list_jobs(platform: Platform, wanted: JobFilter, *, before: int | None, limi
         return JobPage(jobs=shown, next=shown[-1].num if more else None)
 
     return platform.store.view(work)
+
+
+def batch_view(platform: Platform, nums: Sequence[int]) -> BatchResponse:
+    """The jobs of a batch in short, in order."""
+    found = platform.store.view(lambda tx: jobs.load_many(tx, nums))
+    return BatchResponse(
+        jobs=[
+            BatchedJob.of(
+                one.facts, num=one.job.num, label=job_label(one.job.num), state=one.job.state.value
+            )
+            for one in found
+        ]
+    )
 
 
 def event_page(platform: Platform, num: int, *, after: int, limit: int = 500) -> EventPage:

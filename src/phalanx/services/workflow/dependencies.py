@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from phalanx.core.jobs.dependencies import Dependency, DependencyKind
+from phalanx.core.jobs.dependencies import MAX_DEPENDENCIES, Dependency, DependencyKind
 from phalanx.core.jobs.events import DependencyEnded, DependencyStarted, JobEvent
 from phalanx.core.jobs.model import TERMINAL, Job
 from phalanx.core.tenancy.principals import Caller
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import job_label
-from phalanx.schemas.spec.workflow import DependsOn, job_id
+from phalanx.schemas.spec.workflow import DependsOn, array_id, job_id
 from phalanx.store.database import Tx
 from phalanx.store.workflow import dependencies as rows
 
@@ -38,35 +38,39 @@ def settle(tx: Tx, changes: Iterable[tuple[Job, Job]]) -> Batch:
 
 
 def resolve(
-    tx: Tx, wanted: DependsOn, below: int, names: Mapping[str, int], by: Caller | None = None
+    tx: Tx,
+    wanted: DependsOn,
+    below: int,
+    names: Mapping[str, Sequence[int]],
+    by: Caller | None = None,
 ) -> tuple[Dependency, ...]:
     """The dependencies of a spec by number.
 
-    Raises SpecInvalid for jobs that do not exist, and for those that `by` may not read.
-
     `below` is the first number that the jobs submitted with it get: an id must be of an earlier job.
-    `names` are the numbers of those that have a name of their own.
+    `names` are the numbers of those that have a name of their own. Raises SpecInvalid for jobs that do not
+    exist, and for those that `by` may not read.
     """
     found, problems = dict[Dependency, None](), list[Problem]()
-    ids = [num for _, name in wanted.named() if (num := job_id(name)) is not None and num < below]
-    seen = {
-        one.num
-        for one in rows.others(tx, ids).values()
-        if by is None or by.may(Permission.JOBS_READ, one.project)
-    }
     for kind, name in wanted.named():
-        num = job_id(name)
-        if num is None:
-            num = names.get(name)
-        elif num not in seen:
-            num = None
-        if num is None:
+        nums = names.get(name) or _earlier(tx, name, below, by)
+        if not nums:
             problems.append(Problem(f"depends_on.{kind}", _UNKNOWN, name))
-        else:
-            found[Dependency(num, kind)] = None
+        found |= dict.fromkeys(Dependency(num, kind) for num in nums)
+    if len(found) > MAX_DEPENDENCIES:
+        said = f"at most {MAX_DEPENDENCIES} jobs, counting all elements of arrays"
+        problems.append(Problem("depends_on", said, str(len(found))))
     if problems:
         raise SpecInvalid(problems)
     return tuple(found)
+
+
+def _earlier(tx: Tx, name: str, below: int, by: Caller | None) -> list[int]:
+    """The jobs that an id names, of which `by` may read every one."""
+    num, array = job_id(name), array_id(name)
+    nums = [num] if num is not None else rows.elements(tx, array) if array is not None else []
+    known = rows.others(tx, [one for one in nums if one < below])
+    seen = all(by is None or by.may(Permission.JOBS_READ, one.project) for one in known.values())
+    return nums if seen and len(known) == len(nums) else []
 
 
 def register(tx: Tx, fresh: Sequence[Job]) -> Batch:

@@ -59,6 +59,12 @@ def take(
     return sorted(found)
 
 
+def elements(tx: Tx, array: int) -> list[int]:
+    """The numbers of the jobs of an array."""
+    query = select(jobs.c.num).where(jobs.c.array == array).order_by(jobs.c.num)
+    return list(tx.conn.execute(query).scalars())
+
+
 def others(tx: Tx, nums: Iterable[int]) -> dict[int, OtherJob]:
     """The jobs of `nums` that exist; a write transaction locks them, so that none ends unseen meanwhile."""
     found: dict[int, OtherJob] = {}

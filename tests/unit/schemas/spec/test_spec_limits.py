@@ -33,7 +33,7 @@ def problems_of(changes) -> dict[str, str]:
         ({"resources": {"slots_per_node": 10**12}}, "resources.slots_per_node", "at most 4096"),
         ({"resources": {"memory": 2**80}}, "resources.memory", "less than 8 EiB"),
         ({"resources": {"memory": "9" * 400 + "TB"}}, "resources.memory", "write a size"),
-        ({"array": ",".join(["0-99999"] * 2000)}, "array", "at most 100000 indices in all"),
+        ({"array": ",".join(["0-99999"] * 2000)}, "array.indices", "at most 1000 indices in all"),
         ({"priority": 10**400}, "priority", "at most 100"),
         ({"grace": math.nan}, "grace", "at most 100 years"),
         ({"max_duration": math.inf}, "max_duration", "at most 100 years"),

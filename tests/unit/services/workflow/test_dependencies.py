@@ -119,7 +119,7 @@ def test_a_job_depends_on_jobs_that_its_user_may_read_and_on_known_names(tmp_pat
 
     def refused(by: Caller | None) -> list[str | None]:
         with pytest.raises(SpecInvalid) as caught:
-            store.transact(lambda tx: resolve(tx, wanted, 4, {"prepare": 5}, by))
+            store.transact(lambda tx: resolve(tx, wanted, 4, {"prepare": [5]}, by))
         return [one.value for one in caught.value.problems]
 
     assert refused(None) == ["j-4", "other"]

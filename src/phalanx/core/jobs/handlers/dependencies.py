@@ -1,4 +1,4 @@
-"""Handlers for jobs that wait for others. Events: DependencyStarted, DependencyEnded."""
+"""Handlers for jobs that wait for others. Events: DependencyStarted, DependencyEnded, TurnCame."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from phalanx.core.reasons import Reason, ReasonCode
 
 def enter_queue(job: Job, reason: Reason, now: int) -> Job:
     """Put a job into the queue; one that still waits for others stays outside of it."""
-    if not job.waits_for:
+    if not job.waits_for and not job.waits_turn:
         return replace(job, state=JobState.QUEUED, reason=reason, queued_at=now)
-    why = Reason(ReasonCode.WAITING_FOR_DEPENDENCIES, waiting_text(job.waits_for))
+    why = Reason(ReasonCode.WAITING_FOR_TURN, "waits for another element of its array to end")
+    if job.waits_for:
+        why = Reason(ReasonCode.WAITING_FOR_DEPENDENCIES, waiting_text(job.waits_for))
     return replace(job, state=JobState.WAITING, reason=why)
 
 
@@ -34,6 +36,16 @@ def dependency_ended(job: Job, event: e.DependencyEnded, now: int) -> Decision:
             ended = replace(job, state=JobState.CANCELLED, reason=reason, ended_at=now)
             return Decision(ended)
     return _without(job, *own, now=now)
+
+
+def turn_came(job: Job, event: e.TurnCame, now: int) -> Decision:
+    """Let an element of an array take the place of one that has ended."""
+    if not job.waits_turn:
+        return Decision(job, ignored="the job has had its turn")
+    job = replace(job, waits_turn=False)
+    if job.state is not JobState.WAITING:
+        return Decision(job)
+    return Decision(enter_queue(job, Reason(ReasonCode.TURN_CAME), now))
 
 
 def _without(job: Job, *met: Dependency, now: int) -> Decision:
