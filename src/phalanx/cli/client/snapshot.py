@@ -15,6 +15,7 @@ from typing import IO
 
 import pathspec
 
+from phalanx.cli.client.credential_scan import CredentialScan
 from phalanx.errors import UserError
 from phalanx.kit.units import format_size
 
@@ -162,12 +163,14 @@ def take(
     """Archive `root` as the file `into`.
 
     Symbolic links that lead out of `root`, sockets and devices are left out with a note. Raises
-    UserError when the folder is too large, naming its largest entries, or changes during the copy.
+    UserError when the folder is too large, naming its largest entries, changes during the copy, or has
+    credentials in a file of less than 1 MiB.
     """
     walk = _Walk(root.absolute(), frozenset(path.absolute() for path in excluded))
     sizes: Counter[str] = Counter()
     num_files = 0
     real_root = root.resolve()
+    scan = CredentialScan(root)
     with open(into, "wb") as file:
         sink = _Hashing(file)
         with tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as archive:  # type: ignore[call-overload]
@@ -182,7 +185,8 @@ def take(
                 sizes[PurePosixPath(relative).parts[0]] += info.size
                 if sizes.total() > max_bytes:
                     _too_large(root, walk, sizes, max_bytes)
-                _add(archive, info, Path(entry.path), walk.notes)
+                _add(archive, info, Path(entry.path), walk.notes, scan)
+    scan.check()
     return CodeSnapshot(into, sink.sha.hexdigest(), sink.size_bytes, num_files, tuple(walk.notes))
 
 
@@ -223,12 +227,19 @@ def _inside(link: Path, real_root: Path) -> str | None:
     return os.path.relpath(target, link.parent.resolve())
 
 
-def _add(archive: tarfile.TarFile, info: tarfile.TarInfo, path: Path, notes: list[str]) -> None:
+def _add(
+    archive: tarfile.TarFile,
+    info: tarfile.TarInfo,
+    path: Path,
+    notes: list[str],
+    scan: CredentialScan,
+) -> None:
     try:
         with open(path, "rb") as file:
             data = file.read(info.size) if info.size < 2**20 else None
             if data is not None:
                 info.size = len(data)
+                scan.look(info.name, data)
             archive.addfile(info, io.BytesIO(data) if data is not None else file)
     except PermissionError:
         notes.append(f"{info.name}: left out, not readable")

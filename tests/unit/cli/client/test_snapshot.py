@@ -129,3 +129,38 @@ def test_what_goes_away_while_it_is_copied_is_left_out(tmp_path: Path, monkeypat
     monkeypatch.setattr(_Walk, "entries", entries)
     snapshot = take(root, tmp_path / "1.tar")
     assert names(snapshot) == ["left.py"] and "gone.py: left out" in snapshot.notes[0]
+
+
+PLANTED = {
+    "a.py": ("x = 1\nkey = 'AKIA" + "ABCDEFGH23456777'", "a.py:2: an AWS access key id"),
+    "id_rsa": ("-----BEGIN OPENSSH PRIVATE KEY-----\n" + "b3BlbnNz" * 8, "id_rsa:1: a private key"),
+    "b.txt": ("\n\nghp_" + "a1B2c3D4e" * 4, "b.txt:3: a GitHub token"),
+    "c.yaml": ("t: hf_" + "a1" * 17, "c.yaml:1: a Hugging Face token"),
+    "d": ("xoxb" + "-123456789012-abcdefghijkl", "d:1: a Slack token"),
+    ".env": ("MODE=fast\nexport DB_PASSWORD='hunter2'", ".env:2: the value of DB_PASSWORD"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_code_with_credentials_is_refused_and_none_is_quoted(tmp_path: Path, name: str):
+    text, said = PLANTED[name]
+    root = tmp_path / "code"
+    root.mkdir()
+    (root / name).write_text(text)
+    with pytest.raises(UserError) as caught:
+        take(root, tmp_path / "1.tar")
+    assert said in caught.value.message
+    assert text.split()[-1].strip("'\"")[-12:] not in str(caught.value)
+    (root / ".phalanxcredentials").write_text(f"{name}\n")
+    assert name in names(take(root, tmp_path / "2.tar"))
+
+
+def test_code_that_speaks_of_credentials_passes(tmp_path: Path):
+    root = write(
+        tmp_path / "code",
+        a_dot_py="AKIAIOSFODNN7EXAMPLE\npassword = os.environ['PASSWORD']\nhf_hub_download(x)",
+        b_dot_py="BEGIN = '-----BEGIN PRIVATE KEY-----'\n",
+    )
+    (root / ".env").write_text("MODE=fast\n")
+    (root / ".env.example").write_text("DB_PASSWORD=change-me\n")
+    assert len(names(take(root, tmp_path / "1.tar"))) == 4

@@ -1,0 +1,70 @@
+"""Find credentials in the files of a snapshot before they leave the caller's machine.
+
+The table has few rules, each for a text that services give out in one exact form, so that code that merely
+speaks of passwords passes.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+import pathspec
+
+from phalanx.core.contract.secrecy import is_secret
+from phalanx.errors import UserError
+
+ALLOW_FILE = ".phalanxcredentials"
+"""In the root of a snapshot: patterns of files that may contain credentials, as in `.gitignore`."""
+_SHOWN = 5
+_RULES = {
+    "an AWS access key id": rb"\b(?:AKIA|ASIA)(?![A-Z0-9]{9}EXAMPLE)[A-Z2-7]{16}\b",
+    "a private key": rb"-----BEGIN (?:[A-Z]{2,10} ){0,2}PRIVATE KEY-----\s{0,4}[A-Za-z0-9+/]{40}",
+    "a GitHub token": rb"\bgh[pousr]_[A-Za-z0-9]{36}\b|\bgithub_pat_[A-Za-z0-9_]{60,}",
+    "a GitLab token": rb"\bglpat-[A-Za-z0-9_-]{20}",
+    "a Hugging Face token": rb"\bhf_[A-Za-z0-9]{34}\b",
+    "a Slack token": rb"\bxox[abeoprs]-[0-9]{8,}-[A-Za-z0-9-]{10,}",
+    "a Google API key": rb"\bAIza[0-9A-Za-z_-]{35}\b",
+}
+_ANY = {said: re.compile(rule) for said, rule in _RULES.items()}
+_PAIR = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*['\"]?([^'\"\s#]+)")
+_PATTERNS_OF_OTHERS = (".example", ".sample", ".template", ".dist")
+
+
+class CredentialScan:
+    """What was found in the files of one snapshot."""
+
+    def __init__(self, root: Path) -> None:
+        try:
+            lines = (root / ALLOW_FILE).read_text("utf-8", "replace").splitlines()
+        except OSError:
+            lines = []
+        self._allowed = pathspec.GitIgnoreSpec.from_lines(lines)
+        self._found: list[str] = []
+
+    def look(self, name: str, data: bytes) -> None:
+        """Search one file."""
+        if self._allowed.match_file(name):
+            return
+        for said, rule in _ANY.items():
+            if (hit := rule.search(data)) is not None:
+                self._found.append(f"{name}:{data.count(10, 0, hit.start()) + 1}: {said}")
+        last = PurePosixPath(name).name
+        if (last == ".env" or last.startswith(".env.")) and not last.endswith(_PATTERNS_OF_OTHERS):
+            for num, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+                pair = _PAIR.match(line)
+                if pair is not None and is_secret(pair[1], pair[2]):
+                    self._found.append(f"{name}:{num}: the value of {pair[1]}")
+
+    def check(self) -> None:
+        """Raise UserError with the file and line of what was found, and never the text itself."""
+        if not self._found:
+            return
+        more = len(self._found) - _SHOWN
+        rest = f"\n  and {more} more" if more > 0 else ""
+        places = "\n  ".join(self._found[:_SHOWN])
+        raise UserError(
+            f"the code contains credentials, and was not sent:\n  {places}{rest}",
+            "remove them and use `phalanx secrets set`, name the files in .phalanxignore, or, where they "
+            f"are no credentials, in {ALLOW_FILE}",
+        )
