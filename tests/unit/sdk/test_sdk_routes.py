@@ -155,7 +155,14 @@ def request_of(name: str) -> httpx.Request:
 
 def test_the_table_names_every_method() -> None:
     methods = {name for name in dir(PhalanxClient) if not name.startswith("_")}
-    assert methods - set(CALLS) == {"accounts", "close", "costs", "is_healthy", "studies"}
+    assert methods - set(CALLS) == {
+        "accounts",
+        "close",
+        "costs",
+        "is_healthy",
+        "secrets",
+        "studies",
+    }
     calls = {f"studies.{name}" for name in set(dir(StudyCalls)) - set(dir(Transport))}
     calls |= {f"costs.{name}" for name in set(dir(CostCalls)) - set(dir(Transport))}
     calls |= {f"accounts.{name}" for name in set(dir(AccountCalls)) - set(dir(Transport))}
