@@ -93,7 +93,6 @@ OTHERWISE: dict[str, str] = {
     "Training.network": _NETWORK,
     "Assignment.own_secrets": _BOOT,
     "Assignment.own_secrets_file": _BOOT,
-    "JobContract.withheld": "services/lifecycle/assignments.py chooses the file of each variable by it",
     "PythonPackages.wanted": _PACKAGES,
     **{
         f"PythonRequirements.{name}": _PACKAGES

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import itertools
+import tarfile
 from typing import Any
 
 import pytest
-from tests.integration.rig import Rig
+from tests.integration.rig import Rig, ScriptedSupervisor, spec
 
-from phalanx.errors import Conflict, PreconditionFailed, SpecInvalid
-from phalanx.schemas.api.jobs import ChangeRequest, JobView
+from phalanx.core.contract.job import JobContract
+from phalanx.core.contract.trial import ForkSource
+from phalanx.errors import (
+    CheckpointNotFound,
+    Conflict,
+    NotFound,
+    PreconditionFailed,
+    SpecInvalid,
+)
+from phalanx.executors.protocol import SupervisorRef
+from phalanx.schemas.api.jobs import ChangeRequest, CloneRequest, JobView, SubmitRequest
+from phalanx.schemas.wire import supervision as wire
+from phalanx.services.lifecycle.assignments import contract_of
+from phalanx.store import jobs, tables
 
 pytestmark = pytest.mark.integration
 
@@ -133,3 +149,93 @@ def test_settings_are_checked_as_at_the_submission(rig: Rig) -> None:
     with pytest.raises(SpecInvalid, match="priority"):
         change(rig, num, priority="highest")
     assert changes_of(rig, num) == []
+
+
+# -- clones ----------------------------------------------------------------------------------------
+
+
+def contract(rig: Rig, num: int) -> JobContract:
+    return contract_of(rig.store.view(lambda tx: jobs.load(tx, num)).facts)
+
+
+def test_a_clone_has_the_spec_the_code_and_the_environment(rig: Rig) -> None:
+    archive = io.BytesIO()
+    tarfile.open(fileobj=archive, mode="w").close()
+    digest = hashlib.sha256(archive.getvalue()).hexdigest()
+    rig.client.put_code(digest, archive.getvalue())
+    env = {"PLAIN": "1", "DB_PASSWORD": "correct horse"}
+    first = rig.client.submit(
+        SubmitRequest(
+            spec=spec(env={"SEED": "7", "API_TOKEN": "tok-first"}, labels={"a": "b"}),
+            code=digest,
+            kind="run",
+            caller_cwd="/tmp",
+            caller_env=env,
+            owner="ada",
+        )
+    ).job
+    assert first is not None and first.withheld == ["API_TOKEN", "DB_PASSWORD"]
+    with pytest.raises(SpecInvalid, match=r"env\.API_TOKEN: the value was withheld"):
+        rig.client.clone(first.num)
+    secrets = {"API_TOKEN": "tok-again"}
+    made = rig.client.clone(first.num, CloneRequest(secrets=secrets, owner="bob"))
+    assert made.job is not None and made.job.owner == "bob"
+    assert made.notes == [
+        "without the secret variables DB_PASSWORD: their values are stored nowhere"
+    ]
+    view = rig.job(made.job.num)
+    assert (view.spec, view.code, view.kind) == (rig.job(first.num).spec, digest, "run")
+    one, two = (rig.store.view(lambda tx, n=n: jobs.load(tx, n)).facts for n in (1, 2))
+    assert (one.caller_env, one.caller_cwd) == (two.caller_env, two.caller_cwd)
+    assert one.caller_env == {"PLAIN": "1"}
+    (note,) = (event for event in rig.client.history(view.num) if event.kind == "cloned")
+    assert note.data == {"job": first.num, "checkpoint": None}
+    rig.check_log(view.num)
+
+
+def test_a_clone_takes_changes_by_their_paths_and_is_made_once(rig: Rig) -> None:
+    num = rig.submit(env={"A": "1"})
+    asked = CloneRequest(set={"resources.slots_per_node": 2, "env.B": "2", "name": "again"})
+    made = [rig.client.clone(num, asked, key="once").job for _ in range(2)]
+    assert [one and one.num for one in made] == [num + 1, num + 1]
+    view = rig.job(num + 1)
+    assert (view.name, view.num_slots) == ("again", 2)
+    assert (view.spec or {})["env"] == {"A": "1", "B": "2"}
+    with pytest.raises(SpecInvalid, match=r"resources\.slot"):
+        rig.client.clone(num, CloneRequest(set={"resources.slot": 2}))
+    with pytest.raises(SpecInvalid, match="name has no keys"):
+        rig.client.clone(num, CloneRequest(set={"name.first": "x"}))
+
+
+def test_a_clone_begins_from_a_checkpoint_of_the_job(rig: Rig) -> None:
+    num = running(rig, checkpoint={"keep": {"best": {"metric": "acc", "mode": "max"}}})
+    supervisor = ScriptedSupervisor(rig, SupervisorRef(num, 1, 0))
+    supervisor.numbers = itertools.count(10)
+    for step, acc in ((10, 0.9), (20, 0.5)):
+        supervisor.sync(
+            wire.CheckpointReport(
+                seq=supervisor.next_seq(),
+                generation=0,
+                step=step,
+                path=f"/c/step-{step}-abc",
+                size_bytes=1,
+                metrics={"acc": acc},
+                at=supervisor.now(),
+            )
+        )
+    for wanted, step in (("latest", 20), ("best", 10), ("10", 10), ("step-20-abc", 20)):
+        made = rig.client.clone(num, CloneRequest(checkpoint=wanted, set={"params.lr": 0.1})).job
+        assert made is not None
+        trial = contract(rig, made.num).trial
+        assert trial is not None and not trial.is_trial and trial.params == {"lr": 0.1}
+        assert trial.fork_of == ForkSource(num, f"/c/step-{step}-abc")
+    with pytest.raises(CheckpointNotFound, match="no valid checkpoint '30'"):
+        rig.client.clone(num, CloneRequest(checkpoint="30"))
+
+
+def test_a_job_without_its_code_is_not_cloned(rig: Rig) -> None:
+    num = rig.submit()
+    gone = tables.jobs.update().values(code_digest="0" * 64)
+    rig.store.transact(lambda tx: tx.conn.execute(gone))
+    with pytest.raises(NotFound, match="the code of j-1 is not stored any more"):
+        rig.client.clone(num)

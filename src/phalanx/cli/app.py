@@ -25,7 +25,7 @@ from phalanx.cli.verbs import (
     why,
 )
 from phalanx.cli.verbs.bench import bench_app
-from phalanx.cli.verbs.changes import settings
+from phalanx.cli.verbs.changes import clone, settings
 from phalanx.cli.verbs.cost import report as cost_verbs
 from phalanx.cli.verbs.cost.budgets import budgets_app
 from phalanx.cli.verbs.cost.estimate import estimate
@@ -92,6 +92,7 @@ for _verb, _panel in (
     (submit.run, _TRAIN),
     (submit.submit, _TRAIN),
     (estimate, _TRAIN),
+    (clone.clone, _TRAIN),
     (jobs.ps, _LOOK),
     (jobs.show, _LOOK),
     (why.why, _LOOK),

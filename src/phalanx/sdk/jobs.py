@@ -11,6 +11,7 @@ from phalanx.schemas.api.jobs import (
     BatchResponse,
     ChangeRequest,
     CheckpointView,
+    CloneRequest,
     EventPage,
     EventView,
     JobPage,
@@ -110,6 +111,17 @@ class JobCalls(Transport):
         raised. Raises SpecInvalid with every problem, and Conflict for a setting that the state fixes.
         """
         return self._patch(f"{V1}/jobs/{num}", changes, JobView, if_match)
+
+    def clone(
+        self, num: int, request: CloneRequest | None = None, *, key: str | None = None
+    ) -> SubmitResponse:
+        """Submit a job again: the same spec, code, environment and parameters, with changes.
+
+        Raises NotFound for code that is not stored any more, CheckpointNotFound, and SpecInvalid with every
+        problem. `key` as for `submit`.
+        """
+        body = request or CloneRequest()
+        return self._post(f"{V1}/jobs/{num}/clone", body, SubmitResponse, key=key or random_hex(32))
 
     def events(self, num: int, *, after: int = 0, wait_s: float = 0.0) -> EventPage:
         """Events after sequence number `after`; waits up to `wait_s` seconds for the first one."""

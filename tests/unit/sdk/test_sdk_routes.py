@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from phalanx.errors import ServerUnavailable
 from phalanx.schemas.api.cost import SetBudgetRequest
-from phalanx.schemas.api.jobs import ChangeRequest, SubmitRequest
+from phalanx.schemas.api.jobs import ChangeRequest, CloneRequest, SubmitRequest
 from phalanx.schemas.api.studies import (
     AskRequest,
     ExtendStudyRequest,
@@ -50,6 +50,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "jobs": lambda c: c.jobs(states=("running",), labels={"a": "b"}),
     "job": lambda c: c.job(1),
     "change": lambda c: c.change(1, ChangeRequest(priority=70), if_match="a"),
+    "clone": lambda c: c.clone(1, CloneRequest(checkpoint="latest")),
     "events": lambda c: c.events(1, after=3),
     "history": lambda c: list(c.history(1)),
     "logs": lambda c: c.logs(1, ranks=(0,), stream="err", tail=5),

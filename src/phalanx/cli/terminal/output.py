@@ -122,6 +122,9 @@ def notice(event: EventView) -> str | None:
         return f"warning: {event.data.get('message', '')}"
     if event.kind == "settings_changed":
         return f"by {event.actor}: {changes_in_words(event.data)}"
+    if event.kind == "cloned":
+        begins = event.data.get("checkpoint")
+        return f"a clone of j-{event.data.get('job')}" + (f", from {begins}" if begins else "")
     if event.kind == "checkpoint_quarantined":
         return f"warning: a checkpoint was quarantined: {event.data.get('message', '')}"
     if event.kind == "stacks":

@@ -454,7 +454,7 @@ def _submit(
             job = client.submit(body).job
             assert job is not None
             archive.unlink(missing_ok=True)
-            _stay(session, client, job, then)
+            stay(session, client, job, then)
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -463,7 +463,8 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def _stay(session: Session, client: PhalanxClient, job: JobView, then: str) -> None:
+def stay(session: Session, client: PhalanxClient, job: JobView, then: str) -> None:
+    """Follow a submitted job as `then` says, or print its number."""
     if then == "leave":
         print(job.label)
         return

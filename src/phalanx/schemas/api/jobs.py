@@ -59,6 +59,7 @@ class SubmitResponse(ResponseBody):
     job: JobView | None
     spec: Annotated[dict[str, Any], ShownAs(JobSpec)]  # with every default written out
     estimate: EstimateView | None = None  # None: from an earlier release
+    notes: list[str] = Field(default_factory=list)  # how a clone differs beside its changes
 
 
 class ReasonView(ResponseBody):
@@ -245,6 +246,7 @@ class JobView(ResponseBody):
     cost: CostView | None = None  # up to now
     communication: CommunicationView | None = None  # of the live placement
     spec: dict[str, Any] | None = None
+    withheld: list[str] = Field(default_factory=list)  # names of its secret variables
     code: str | None = None
     directory: str | None = None  # the job's folder on the control plane's machine
     checkpoint_dir: str | None = None
@@ -326,6 +328,20 @@ class ChangeRequest(RequestBody):
     pool: Annotated[list[ShortText], Field(max_length=100)] | None = None
     max_duration: float | ShortText | None = None
     budget: dict[str, Any] | None = None
+
+
+class CloneRequest(RequestBody):
+    """A job to submit again. `set` has values by their dotted path in the spec, such as `resources.nodes`.
+
+    A path that begins with `params.` is a parameter of a trial; null removes a value. `checkpoint`: begin
+    from this checkpoint of the job: `latest`, `best`, a step, the name of its folder or its path.
+    `secrets` are values of the variables that `withheld` of the job names. `owner` absent: that of the job.
+    """
+
+    set: Annotated[dict[ShortText, Any], Field(max_length=200)] = Field(default_factory=dict)
+    checkpoint: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    secrets: Annotated[dict[str, str], Field(max_length=4096)] = Field(default_factory=dict)
+    owner: ShortText = ""
 
 
 class StopRequest(RequestBody):

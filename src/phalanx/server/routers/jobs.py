@@ -15,6 +15,7 @@ from phalanx.schemas.api.jobs import (
     BatchResponse,
     ChangeRequest,
     CheckpointView,
+    CloneRequest,
     EventPage,
     JobPage,
     JobView,
@@ -36,7 +37,7 @@ from phalanx.server.strict_requests import (
     Wait,
 )
 from phalanx.services.batches.submit import check_batch, submit_batch
-from phalanx.services.changes import settings
+from phalanx.services.changes import clone, settings
 from phalanx.services.cost.estimate import estimate_of_job, estimate_of_spec
 from phalanx.services.lifecycle import requests
 from phalanx.services.lifecycle.commit import job_topic
@@ -157,6 +158,21 @@ def patch_job(
     expected = None if match in (None, "*") else str(match).strip().strip('"')
     settings.change(here.platform, num, request, here.clock.now(), by.actor, expected)
     return get_job(here, num, response)
+
+
+@router.post("/{num}/clone", status_code=201, openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
+def post_clone(
+    here: Here, by: By, num: JobNum, request: CloneRequest, key: IdempotencyKey = None
+) -> SubmitResponse:
+    """Submit a job again with the spec, code, environment and parameters that it had, and changes.
+
+    The caller needs the permission to submit into the project of the new job, too.
+    """
+    now = here.clock.now()
+    asked = RequestKey.of(key, now, by.actor, "clone", str(num), request.model_dump_json())
+    made = clone.clone(here.platform, num, request, now, by, asked)
+    view = views.job_view(here.platform, made.num)
+    return SubmitResponse(job=view, spec=dict(made.spec), notes=list(made.notes))
 
 
 @router.get("/{num}/events", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))

@@ -169,7 +169,7 @@ def prepare(
         caller_cwd=request.caller_cwd if runs else None,
         caller_env=caller_env,
         study=None if trial is None else trial.study,
-        trial=None if trial is None else trial.trial,
+        trial=None if trial is None or trial.study is None else trial.trial,
     )
     return PreparedJob(request, accepted, facts, values, by)
 

@@ -43,7 +43,7 @@ from phalanx.services.queries import presence
 from phalanx.services.queries.lineage import lineage_view
 from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
-from phalanx.store.jobs import JobFilter, StoredJob
+from phalanx.store.jobs import JobFacts, JobFilter, StoredJob
 from phalanx.store.supervisors import SupervisorRow
 from phalanx.store.telemetry import MetricChunk
 from phalanx.store.workflow import dependencies
@@ -209,6 +209,7 @@ def _detailed(platform: Platform, tx: Tx, num: int) -> JobView:
             "lineage": lineage_view(tx, job),
             "waits_for": waits_for(tx, job),
             "spec": shown_spec(facts.spec),
+            "withheld": sorted({one for layer in _withheld(facts) for one in layer}),
             "code": facts.code_digest,
             "directory": str(platform.home.job_dir(num)),
             "checkpoint_dir": str(checkpoint_dir(platform.home, facts.project, num)),
@@ -229,6 +230,11 @@ def waits_for(tx: Tx, job: Job) -> list[DependencyView]:
         for one in job.waits_for
         if one.job in known
     ]
+
+
+def _withheld(facts: JobFacts) -> list[list[str]]:
+    """The names of secret variables by layer, also of a job of which the rest cannot be read."""
+    return list(((facts.contract or {}).get("withheld") or {}).values())
 
 
 def _brief(tx: Tx, stored: StoredJob) -> JobView:
