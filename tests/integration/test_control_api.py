@@ -182,7 +182,7 @@ def test_a_page_of_jobs_and_why_one_waits(rig: Rig) -> None:
     waiting = rig.job(2)
     assert waiting.pending_reason is not None and waiting.pending_reason.message
     assert [one.num for one in rig.client.jobs(states=["queued"]).jobs] == [3, 2]
-    with pytest.raises(UserError, match="should be 'queued'"):
+    with pytest.raises(UserError, match="should be 'waiting', 'queued'"):
         rig.client.jobs(states=["lost"])
 
 
