@@ -253,7 +253,7 @@ class Bench:
         self.began = time.monotonic()
         loops = [
             asyncio.create_task(run_loop(self.context, self._timed(loop)), name=loop.name)
-            for loop in all_loops(self.context)
+            for loop in all_loops(self.context, self.context.platform)
         ]
         cluster = [
             asyncio.create_task(

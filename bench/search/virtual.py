@@ -110,7 +110,7 @@ class VirtualPlane:
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._supervisors: dict[SupervisorRef, _Supervisor] = {}
-        self.loops = [_LoopState(one, clock.now()) for one in all_loops(context)]
+        self.loops = [_LoopState(one, clock.now()) for one in all_loops(context, context.platform)]
         self.spent: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self.started_at: dict[int, int] = {}  # of jobs: their first ranks

@@ -23,7 +23,7 @@ from phalanx.errors import Conflict, NotFound, PermissionDenied, Unauthenticated
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.api.studies import SubmitStudyRequest
 from phalanx.sdk import PhalanxClient
-from phalanx.server.access import Access, AccessTable, Of
+from phalanx.server.access import AccessTable, Of
 from phalanx.server.app import create_app
 from phalanx.server.gate import Gate
 from phalanx.store import events, jobs
@@ -51,6 +51,7 @@ def study_spec(project: str, name: str) -> dict[str, Any]:
 # Bodies of the routes that find their project in the body.
 BODIES: dict[tuple[str, str], Callable[[str], dict[str, Any]]] = {
     ("POST", "/api/v1/jobs"): lambda project: {"spec": spec(project=project)},
+    ("POST", "/api/v1/jobs/batch"): lambda project: {"jobs": [{"spec": spec(project=project)}]},
     ("POST", "/api/v1/studies"): lambda project: {"spec": study_spec(project, "more")},
     ("POST", "/api/v1/studies/check"): lambda project: {"spec": study_spec(project, "more")},
     ("POST", "/api/v1/grants"): lambda project: {
@@ -60,6 +61,9 @@ BODIES: dict[tuple[str, str], Callable[[str], dict[str, Any]]] = {
     },
     ("POST", "/api/v1/grants/take"): lambda project: {"subject": "user:other", "project": project},
 }
+
+# Routes that need a second permission, in the project of what they make.
+ALSO = {("POST", "/api/v1/jobs/{num}/clone"): Permission.JOBS_SUBMIT}
 
 
 class Platform:
@@ -99,14 +103,17 @@ class Platform:
         content = {} if method in ("GET", "HEAD", "DELETE") else {"json": body}
         return self.http.request(method, filled, headers=headers, **content)
 
-    def expected(self, caller: str, access: Access, project: str) -> str:
+    def expected(self, caller: str, route: tuple[str, str], project: str) -> str:
+        access, also = self.table.of_route[route], ALSO.get(route)
         place, _, name = caller.partition("-")
         role = PERMISSIONS[UserRole(name)] if name else frozenset()
         permission = access.permission
         if permission in OF_ALL:
             return "allowed"
         if place == "whole":
-            return "allowed" if permission in role else "denied"
+            return "allowed" if {permission, also or permission} <= role else "denied"
+        if access.of is Of.WHOLE:
+            return "denied"
         counts = permission not in PLATFORM_WIDE and permission in role
         if access.of is Of.ANY:
             return "allowed" if counts else "denied"
@@ -115,6 +122,7 @@ class Platform:
             # The rule of owners lets them reach the question whether the job is theirs.
             if project != OURS or sees not in role:
                 return "hidden" if access.permission not in PLATFORM_WIDE else "denied"
+        counts = counts and (also is None or also in role)
         return "allowed" if counts and project == OURS else "denied"
 
 
@@ -127,7 +135,7 @@ def faults(platform: Platform, callers: list[str]) -> list[tuple[str, ...]]:
                 continue
             for project in (THEIRS, OURS):
                 answer = platform.send(caller, method, path, project)
-                expected = platform.expected(caller, access, project)
+                expected = platform.expected(caller, (method, path), project)
                 got = {401: "denied", 403: "denied"}.get(answer.status_code, "allowed")
                 if expected == "hidden":
                     none = platform.send(caller, method, path, "nothing-there")
