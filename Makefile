@@ -21,7 +21,7 @@ ON_POSTGRES := tests/unit/store tests/unit/services tests/unit/server tests/inte
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search check format lock wheel sbom audit docs clean
+.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search bench-control check format lock wheel sbom audit docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -85,6 +85,9 @@ bench-train: $(STAMP) ## median training step, against raw DDP (ARGS=--quick)
 
 bench-scheduler: $(STAMP) ## the planner against its goals; ARGS='--traces FOLDER' or ARGS=--quick
 	@$(BIN)/python bench/scheduler/run.py $(ARGS)
+
+bench-control: $(STAMP) ## the control plane against its goals; ARGS='--only lists' or --quick
+	@$(BIN)/python -m bench.control $(ARGS)
 
 bench-search: $(STAMP) ## rules of hyperparameter search against their goals; ARGS='--only economy --peers PYTHON' or --quick
 	@$(BIN)/python -m bench.search $(ARGS)

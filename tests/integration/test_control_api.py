@@ -176,9 +176,11 @@ def test_a_page_of_jobs_and_why_one_waits(rig: Rig) -> None:
         rig.submit()
     rig.turn()
     page = rig.client.jobs(limit=2)
-    assert ([one.num for one in page.jobs], page.next) == ([3, 2], 2)
-    page = rig.client.jobs(limit=2, before=page.next)
-    assert ([one.state for one in page.jobs], page.next) == (["starting"], None)
+    assert [one.num for one in page.jobs] == [3, 2] and page.cursor is not None
+    page = rig.client.jobs(limit=2, cursor=page.cursor)
+    assert ([one.state for one in page.jobs], page.cursor) == (["starting"], None)
+    assert [one.num for one in rig.client.every_job(limit=2, sort="num")] == [1, 2, 3]
+    assert page.jobs[0].url.endswith("/jobs/1")
     waiting = rig.job(2)
     assert waiting.pending_reason is not None and waiting.pending_reason.message
     assert [one.num for one in rig.client.jobs(states=["queued"]).jobs] == [3, 2]
@@ -196,7 +198,7 @@ def test_nonsense_gets_one_clear_message(rig: Rig) -> None:
     big = good | {"Content-Length": str(1 << 40)}
     assert call(rig, "POST", "/api/v1/jobs", big, content=b"{}").status_code == 413
     assert call(rig, "DELETE", "/api/v1/jobs/1", good).json()["code"] == "invalid"
-    for path in (f"/api/v1/jobs/{10**30}", f"/api/v1/jobs?before={10**30}"):
+    for path in (f"/api/v1/jobs/{10**30}", f"/api/v1/jobs?array={10**30}"):
         answer = call(rig, "GET", path, good)
         assert (answer.status_code, answer.json()["code"]) == (422, "spec_invalid")
 

@@ -26,7 +26,9 @@ from phalanx.sdk import PhalanxClient
 from phalanx.server.access import AccessTable, Of
 from phalanx.server.app import create_app
 from phalanx.server.gate import Gate
-from phalanx.store import events, jobs
+from phalanx.store import events
+from phalanx.store.listings import jobs as listings
+from phalanx.store.listings.jobs import JobFilter
 from phalanx.store.studies import rows
 
 pytestmark = pytest.mark.integration
@@ -155,9 +157,7 @@ def state_of(rig: Rig) -> tuple[object, ...]:
     """Everything that is stored about the other project."""
 
     def work(tx: Any) -> tuple[object, ...]:
-        theirs = [
-            one for one in jobs.page(tx, jobs.JobFilter(project=THEIRS), before=None, limit=99)
-        ]
+        theirs = listings.page(tx, JobFilter(project=THEIRS), limit=99).jobs
         studies = rows.page(tx, rows.StudyFilter(project=THEIRS), before=None, limit=99)
         logs = [events.of_job(tx, one.job.num, after=0, limit=99) for one in theirs]
         return theirs, studies, logs

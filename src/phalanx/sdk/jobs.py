@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal
 
 from phalanx.kit.text import random_hex
@@ -32,6 +33,10 @@ from phalanx.schemas.api.telemetry import (
 from phalanx.sdk.transport import V1, Transport, raise_for
 
 _UPLOAD_S = 600.0
+
+
+def _query_value(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 class JobCalls(Transport):
@@ -75,30 +80,41 @@ class JobCalls(Transport):
             f"{V1}/jobs/batch", body, BatchResponse, params, key=key or random_hex(32)
         )
 
-    def jobs(  # noqa: PLR0913 (one parameter for each filter)
+    def jobs(
         self,
         *,
         states: Sequence[str] = (),
-        project: str | None = None,
-        owner: str | None = None,
-        name: str | None = None,
         labels: Mapping[str, str] | None = None,
-        before: int | None = None,
-        array: int | None = None,
+        sort: str = "-num",
+        cursor: str | None = None,
         limit: int = 100,
+        **filters: Any,
     ) -> JobPage:
-        """One page of jobs, newest first; `array`: only the elements of the array with that number."""
+        """One page of jobs, newest first unless `sort` says otherwise, such as `name` or `-submitted_at`.
+
+        `cursor` is that of the page before. `filters` are the others of the route `GET /api/v1/jobs`, such
+        as `project`, `owner`, `name` (with `*`), `framework`, `pool` and `submitted_from`.
+        """
         wanted = {
+            **filters,
             "state": list(states),
-            "project": project,
-            "owner": owner,
-            "name": name,
             "label": [f"{key}={value}" for key, value in (labels or {}).items()],
-            "before": before,
-            "array": array,
+            "sort": sort,
+            "cursor": cursor,
             "limit": limit,
         }
-        return self._get(f"{V1}/jobs", JobPage, wanted)
+        given = {key: _query_value(one) for key, one in wanted.items()}
+        return self._get(f"{V1}/jobs", JobPage, given)
+
+    def every_job(self, **filters: Any) -> Iterator[JobView]:
+        """The jobs of all pages, with the arguments of `jobs` except `cursor`."""
+        cursor = None
+        while True:
+            page = self.jobs(**filters, cursor=cursor)
+            yield from page.jobs
+            cursor = page.cursor
+            if cursor is None:
+                return
 
     def job(self, num: int) -> JobView:
         """One job with ranks, progress and lineage. Raises NotFound."""

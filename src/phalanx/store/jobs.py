@@ -15,7 +15,7 @@ from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import NotFound, StaleRow
 from phalanx.kit.text import job_label
 from phalanx.store.database import JsonText, Tx, columns_of, read, take_numbers, to_json
-from phalanx.store.tables import jobs
+from phalanx.store.tables import job_labels, jobs
 
 _BATCH = 500
 # Serialized policies by `id` of the encoded policy, which is kept so that its id stays unique.
@@ -23,8 +23,10 @@ _POLICIES: dict[int, tuple[object, str]] = {}
 _POLICIES_KEPT = 4096
 HOLDING_STATES = tuple(sorted(state.value for state in HOLDING))
 _INSERT = jobs.insert()
-_SAVE = jobs.update().where(
-    jobs.c.num == bindparam("_num"), jobs.c.version == bindparam("_version")
+_SAVE = (
+    jobs.update()
+    .where(jobs.c.num == bindparam("_num"), jobs.c.version == bindparam("_version"))
+    .values(pool=func.coalesce(bindparam("_pool"), jobs.c.pool))
 )
 # SQLite, with its one writer, leaves the lock out.
 _FIND = select(jobs).where(jobs.c.num == bindparam("_num"))
@@ -90,19 +92,6 @@ class StoredJob:
     pending_reason: Reason | None
 
 
-@dataclass(frozen=True, slots=True)
-class JobFilter:
-    """A filter of jobs; an empty field matches every job."""
-
-    states: tuple[JobState, ...] = ()
-    project: str | None = None
-    owner: str | None = None
-    name: str | None = None
-    labels: tuple[tuple[str, str], ...] = ()
-    projects: tuple[str, ...] | None = None  # those that the caller may see; None: all
-    array: int | None = None  # number of the first job of an array
-
-
 def new_num(tx: Tx, count: int = 1) -> int:
     """Allocate `count` job numbers and return the first."""
     return take_numbers(tx, "job", count)
@@ -112,6 +101,17 @@ def insert(tx: Tx, fresh: Sequence[tuple[Job, JobFacts, int | None]]) -> None:
     """Insert jobs, each with the due time of its next timer; their first events have number 1."""
     if fresh:
         tx.conn.execute(_INSERT, [_fresh_row(*one) for one in fresh])
+        _put_labels(tx, [(job.num, facts.labels) for job, facts, _ in fresh])
+
+
+def _put_labels(tx: Tx, fresh: Iterable[tuple[int, Mapping[str, str]]]) -> None:
+    rows = [
+        {"job": num, "name": name, "value": value}
+        for num, labels in fresh
+        for name, value in labels.items()
+    ]
+    if rows:
+        tx.conn.execute(job_labels.insert(), rows)
 
 
 def _fresh_row(job: Job, facts: JobFacts, wake_at: int | None) -> dict[str, Any]:
@@ -121,6 +121,7 @@ def _fresh_row(job: Job, facts: JobFacts, wake_at: int | None) -> dict[str, Any]
         "last_seq": 1,
         **columns_of(facts),
         "demand": encode(facts.demand),
+        "slot_type": facts.demand.slot_type,
         "num_slots": job.policy.num_slots,
         "submitted_at": job.submitted_at,
         **_changing(job, wake_at),
@@ -137,6 +138,7 @@ def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]])
     for stored, job, wake_at, num_events in changed:
         row = {"_num": job.num, "_version": stored.version, **_changing(job, wake_at)}
         row |= {"version": stored.version + 1, "last_seq": stored.last_seq + num_events}
+        row["_pool"] = None if job.attempt is None else job.attempt.placement.pool
         queued = job.state is JobState.QUEUED
         groups.setdefault(queued, []).append(row if queued else row | quiet)
     for rows in groups.values():
@@ -148,6 +150,8 @@ def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]])
 def put_facts(tx: Tx, num: int, facts: JobFacts) -> None:
     """Store the changeable facts of a job, in the transaction that saves its event."""
     tx.conn.execute(_SET_FACTS, {"_num": num} | {one: getattr(facts, one) for one in CHANGEABLE})
+    tx.conn.execute(job_labels.delete().where(job_labels.c.job == num))
+    _put_labels(tx, [(num, facts.labels)])
 
 
 def _changing(job: Job, wake_at: int | None) -> dict[str, Any]:
@@ -235,29 +239,6 @@ def count_by_state(tx: Tx) -> dict[str, int]:
     """Count the jobs in each state that has any."""
     query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
     return {state: int(count) for state, count in tx.conn.execute(query)}
-
-
-def page(tx: Tx, wanted: JobFilter, *, before: int | None, limit: int) -> list[StoredJob]:
-    """One page of jobs, newest first; `before` is the last number of the previous page."""
-    query = select(jobs).order_by(jobs.c.num.desc())
-    if wanted.states:
-        query = query.where(jobs.c.state.in_([state.value for state in wanted.states]))
-    for column, value in (
-        (jobs.c.project, wanted.project),
-        (jobs.c.owner, wanted.owner),
-        (jobs.c.name, wanted.name),
-        (jobs.c.array, wanted.array),
-    ):
-        if value is not None:
-            query = query.where(column == value)
-    if wanted.projects is not None:
-        query = query.where(jobs.c.project.in_(wanted.projects))
-    if wanted.labels:
-        terms = [jobs.c.labels[key].as_string() == value for key, value in wanted.labels]
-        query = query.where(and_(*terms))
-    if before is not None:
-        query = query.where(jobs.c.num < before)
-    return [_stored(row) for row in tx.conn.execute(query.limit(limit)).mappings()]
 
 
 def versions(

@@ -84,11 +84,32 @@ jobs = Table(
     Column("array", BigInteger),
     Column("array_index", BigInteger),
     Index(None, "array", "array_index"),
+    Column("pool", String(128)),  # of the newest placement; NULL: none so far
+    # accelerator that the spec asks for; empty: any
+    Column("slot_type", String(128), nullable=False, server_default=text("''")),
     Index(None, "study", "trial"),
     Index(None, "state"),
     Index(None, "project", "submitted_at"),
     Index(None, "wake_at"),
     Index(None, "ended_at"),
+)
+# Every column that a listing filters or sorts by, so that it reads no row that it does not show.
+Index(
+    "ix_jobs_listing",
+    *(jobs.c[name] for name in ("num", "state", "project", "owner", "name", "framework", "kind")),
+    *(jobs.c[name] for name in ("pool", "slot_type", "priority", "num_slots", "restarts")),
+    *(jobs.c[name] for name in ("submitted_at", "started_at", "ended_at", "attained_slot_s")),
+    jobs.c.study,
+    jobs.c.array,
+)
+
+job_labels = Table(
+    "job_labels",
+    metadata,
+    _key("job"),
+    Column("name", String(256), primary_key=True),
+    Column("value", Text, nullable=False),
+    Index(None, "name", "value", "job"),
 )
 
 # Elements of arrays that wait for others of the same array to end; they go in the order of their numbers.

@@ -48,6 +48,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "submit": lambda c: c.submit(SubmitRequest(spec={"run": "x"}), dry_run=True),
     "submit_batch": lambda c: c.submit_batch([SubmitRequest(spec={"run": "x"})]),
     "jobs": lambda c: c.jobs(states=("running",), labels={"a": "b"}),
+    "every_job": lambda c: list(c.every_job(states=("running",))),
     "job": lambda c: c.job(1),
     "change": lambda c: c.change(1, ChangeRequest(priority=70), if_match="a"),
     "clone": lambda c: c.clone(1, CloneRequest(checkpoint="latest")),

@@ -175,7 +175,7 @@ def add_old_job(path: Path) -> None:
     made.transact(add_job)
     made.close()
     new = {"demand", "contract", "attained_slot_s", "pending_code", "pending_message"}
-    new |= {"study", "trial", "array", "array_index"}
+    new |= {"study", "trial", "array", "array_index", "pool", "slot_type"}
     with sqlite3.connect(fresh) as source, sqlite3.connect(path) as target:
         source.row_factory = sqlite3.Row
         row = dict(source.execute("SELECT * FROM jobs").fetchone())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -14,6 +15,8 @@ from phalanx.cli.exits import code_of
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, JobName, JobNames, RoleName, duration
 from phalanx.cli.terminal.roles import role_line, show_role
+from phalanx.errors import UserError
+from phalanx.kit.clock import SystemClock
 from phalanx.kit.units import format_duration
 
 if TYPE_CHECKING:
@@ -26,31 +29,89 @@ _OVER = ("succeeded", "failed", "cancelled")
 _LIVE = ("waiting", "queued", "starting", "running", "recovering", "stopping", "paused")
 
 
-def ps(
+States = Annotated[
+    list[str] | None, typer.Option("--state", help="Only this state; may be repeated.")
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="KEY=VALUE", help="Only this label; may be repeated."),
+]
+Since = Annotated[
+    str | None, typer.Option("--since", help="Only jobs submitted within this time: 7d, 12h.")
+]
+Sort = Annotated[
+    str | None,
+    typer.Option(
+        "--sort",
+        help="num, name, project, owner, state, framework, pool, slot_type, priority, num_slots, "
+        "restarts, submitted_at, started_at, ended_at or slot_seconds; - in front: the largest first.",
+    ),
+]
+NamePattern = Annotated[
+    str | None, typer.Option("--name", help="Only this name; * stands for any text.")
+]
+PlacedIn = Annotated[
+    str | None, typer.Option("--pool", help="Only jobs with their newest placement in this pool.")
+]
+
+
+def ps(  # noqa: PLR0913 (one parameter for each filter)
     ctx: typer.Context,
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="Include all jobs that have ended.")
     ] = False,
+    state: States = None,
+    project: Annotated[str | None, typer.Option("--project", help="Only this project.")] = None,
+    owner: Annotated[str | None, typer.Option("--owner", help="Only this owner.")] = None,
+    name: NamePattern = None,
+    label: Labels = None,
+    framework: Annotated[str | None, typer.Option(help="Only this framework.")] = None,
+    pool: PlacedIn = None,
+    since: Since = None,
+    sort: Sort = None,
+    cursor: Annotated[str | None, typer.Option(help="Continue behind an earlier page.")] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-l", min=1, max=1000, help="Maximum number of jobs.")
     ] = 50,
     json: AsJson = False,
 ) -> None:
-    """List jobs, newest first; without --all, the live ones and the last few that ended."""
-    with connected(ctx) as client:
-        jobs = client.jobs(limit=limit).jobs if everything else _current(client, limit)
-    columns = {
-        "JOB": lambda job: job.label,
-        "NAME": lambda job: job.name,
-        "STATE": lambda job: job.state,
-        "STEP": lambda job: job.progress.high_water_step,
-        "RANKS": lambda job: job.world_size,
-        "RESTARTS": lambda job: job.restarts or None,
-        "AGE": lambda job: output.ago(job.submitted_at),
-        "RAN": lambda job: output.lasted(job.started_at, job.ended_at),
-        "REASON": _reason,
+    """List jobs, newest first; without --all or a filter, the live ones and the last few that ended."""
+    given: dict[str, Any] = {
+        "states": state or (),
+        "project": project,
+        "owner": owner,
+        "name": name,
+        "labels": dict(_label(one) for one in label or ()),
+        "framework": framework,
+        "pool": pool,
+        "submitted_from": _moment_before(since),
+        "cursor": cursor,
     }
-    output.listing(jobs, json, columns, "no jobs yet; start one with: phalanx run train.py")
+    filtered = sort is not None or any(given.values())
+    more = None
+    with connected(ctx) as client:
+        if everything or filtered:
+            page = client.jobs(limit=limit, sort=sort or "-num", **given)
+            jobs, more = page.jobs, page.cursor
+        else:
+            jobs = _current(client, limit)
+    nothing = "no such jobs" if filtered else "no jobs yet; start one with: phalanx run train.py"
+    output.listing(jobs, json, _COLUMNS, nothing)
+    if more is not None:
+        output.note(f"there are more: repeat the command with --cursor {more}")
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UserError(f"--label: {text!r} is not a label", "write KEY=VALUE")
+    return key, value
+
+
+def _moment_before(since: str | None) -> datetime | None:
+    seconds = duration("--since", since)
+    now = datetime.fromtimestamp(SystemClock().now() / 1e6, UTC)
+    return None if seconds is None else now - timedelta(seconds=seconds)
 
 
 def _current(client: PhalanxClient, limit: int) -> list[JobView]:
@@ -144,6 +205,7 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
         ("reason", _reason(view)),
         ("waits for", "\n".join(f"{o.label} ({o.kind}), {o.state}" for o in view.waits_for)),
         ("project", view.project),
+        ("description", view.description or None),
         ("labels", ", ".join(f"{key}={value}" for key, value in view.labels.items())),
         ("gang", shape),
         ("placement", None if view.communication is None else view.communication.text),
@@ -160,6 +222,7 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
         ("checkpoints", _checkpoints(view)),
         ("code", view.code and view.code[:12]),
         ("folder", view.directory),
+        ("url", view.url),
     ]
 
 
@@ -206,6 +269,19 @@ def _checkpoints(view: JobView) -> str | None:
     found += f", {bad} quarantined" if bad else ""
     found += f", {gone} missing" if gone else ""
     return f"{found} in {where}"
+
+
+_COLUMNS: dict[str, Any] = {
+    "JOB": lambda job: job.label,
+    "NAME": lambda job: job.name,
+    "STATE": lambda job: job.state,
+    "STEP": lambda job: job.progress.high_water_step,
+    "RANKS": lambda job: job.world_size,
+    "RESTARTS": lambda job: job.restarts or None,
+    "AGE": lambda job: output.ago(job.submitted_at),
+    "RAN": lambda job: output.lasted(job.started_at, job.ended_at),
+    "REASON": _reason,
+}
 
 
 def _indent(text: str) -> str:

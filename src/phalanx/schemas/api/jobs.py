@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from phalanx.core.jobs.model import JobState
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, ShownAs
 from phalanx.schemas.api.cost import CostView, EstimateView
 from phalanx.schemas.spec.job import JobSpec
@@ -210,6 +211,7 @@ class JobView(ResponseBody):
 
     num: int
     label: str
+    url: str = ""  # of its page
     etag: str = ""  # names the settings that `PATCH` changes, for its `If-Match`
     name: str
     description: str = ""
@@ -232,6 +234,8 @@ class JobView(ResponseBody):
     restarts: int
     pool: str | None = None
     num_slots: int
+    slot_type: str = ""  # accelerator that the spec asks for; empty: any
+    slot_seconds: float = 0.0  # used by attempts that are over
     world_size: int
     roles: list[RoleView] = Field(default_factory=list)  # of a gang with several
     submitted_at: At
@@ -258,10 +262,48 @@ class JobView(ResponseBody):
 
 
 class JobPage(ResponseBody):
-    """`next` is the `before` of the next page; None at the end."""
+    """`cursor` is that of the next page; None at the end."""
 
     jobs: list[JobView]
-    next: int | None = None
+    cursor: str | None = None
+
+
+class JobsQuery(RequestBody):
+    """Which jobs a listing has, and their order. Filters that are left out match every job."""
+
+    state: Annotated[list[JobState], Field(default_factory=list, max_length=len(JobState))]
+    project: ShortText | None = None
+    owner: ShortText | None = None
+    name: Annotated[ShortText | None, Field(description="`*` stands for any text")] = None
+    label: Annotated[
+        list[Annotated[str, Field(max_length=600)]],
+        Field(default_factory=list, max_length=20, description="key=value; all of them"),
+    ]
+    framework: ShortText | None = None
+    pool: Annotated[ShortText | None, Field(description="Of the newest placement")] = None
+    slot_type: ShortText | None = None
+    kind: JobKind | None = None
+    study: Annotated[int | None, Field(ge=1, lt=2**63)] = None
+    array: Annotated[int | None, Field(ge=1, lt=2**63)] = None
+    min_priority: Annotated[int | None, Field(ge=0, le=100)] = None
+    min_slots: Annotated[int | None, Field(ge=0, lt=2**31)] = None
+    submitted_from: Annotated[At | None, Field(description="RFC 3339")] = None
+    submitted_to: At | None = None
+    ended_from: At | None = None
+    ended_to: At | None = None
+    sort: Annotated[
+        ShortText,
+        Field(description="num, name, submitted_at, …; with `-` in front, the largest first"),
+    ] = "-num"
+    cursor: Annotated[str | None, Field(max_length=2000)] = None
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+SAME_NAMES = {
+    *("project", "owner", "name", "framework", "pool", "slot_type", "kind", "study"),
+    *("array", "min_priority", "min_slots"),
+}
+"""Filters of `JobsQuery` that the store has by the same name and value."""
 
 
 class EventView(ResponseBody):

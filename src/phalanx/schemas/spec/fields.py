@@ -255,8 +255,8 @@ def _labels(value: Any) -> Any:
 
 def _array(value: Any) -> list[int]:
     if isinstance(value, list) and all(type(v) is int and 0 <= v < 10**9 for v in value):
-        if len(value) > _MAX_ARRAY:
-            raise ValueError(f"write at most {_MAX_ARRAY} indices")
+        if not 1 <= len(value) <= _MAX_ARRAY:
+            raise ValueError(f"write 1 to {_MAX_ARRAY} indices")
         return sorted(set(value))
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("write indices such as 0-9 or 1,3,5")

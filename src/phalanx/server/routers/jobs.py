@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 
-from phalanx.core.jobs.model import JobState, StopGoal
+from phalanx.core.jobs.model import StopGoal
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import UserError
 from phalanx.schemas.api.jobs import (
+    SAME_NAMES,
     BatchRequest,
     BatchResponse,
     ChangeRequest,
@@ -18,6 +20,7 @@ from phalanx.schemas.api.jobs import (
     CloneRequest,
     EventPage,
     JobPage,
+    JobsQuery,
     JobView,
     ResumeRequest,
     StopRequest,
@@ -32,7 +35,6 @@ from phalanx.server.strict_requests import (
     IdempotencyKey,
     JobNum,
     Number,
-    SearchText,
     StrictRoute,
     Wait,
 )
@@ -45,7 +47,7 @@ from phalanx.services.lifecycle.submit import check, submit
 from phalanx.services.planning.why import why_view
 from phalanx.services.queries import profiles, stacks, views
 from phalanx.store.idempotency import RequestKey
-from phalanx.store.jobs import JobFilter
+from phalanx.store.listings.jobs import JobFilter, Order
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
@@ -88,32 +90,29 @@ def post_batch(
 
 
 @router.get("", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))
-def get_jobs(  # noqa: PLR0913
-    here: Here,
-    by: By,
-    state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None,
-    project: SearchText = None,
-    owner: SearchText = None,
-    name: SearchText = None,
-    label: Annotated[
-        list[Annotated[str, Query(max_length=600)]] | None,
-        Query(max_length=20, description="key=value"),
-    ] = None,
-    before: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
-    array: Annotated[int | None, Query(ge=1, lt=2**63)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> JobPage:
-    """Jobs, newest first. `before` is the `next` of the previous page."""
+def get_jobs(here: Here, by: By, query: Annotated[JobsQuery, Query()]) -> JobPage:
+    """A page of jobs, newest first unless `sort` says otherwise; `cursor` is that of the page before.
+
+    Jobs that are submitted meanwhile change no page behind the cursor.
+    """
     wanted = JobFilter(
-        states=tuple(state or ()),
-        project=project,
-        owner=owner,
-        name=name,
-        labels=tuple(_label(one) for one in label or ()),
+        states=tuple(query.state),
+        labels=tuple(_label(one) for one in query.label),
         projects=by.projects(Permission.JOBS_READ),
-        array=array,
+        submitted_from=_micros(query.submitted_from),
+        submitted_to=_micros(query.submitted_to),
+        ended_from=_micros(query.ended_from),
+        ended_to=_micros(query.ended_to),
+        **query.model_dump(include=SAME_NAMES),
     )
-    return views.list_jobs(here.platform, wanted, before=before, limit=limit)
+    order = Order.parse(query.sort)
+    return views.list_jobs(
+        here.platform, wanted, order=order, cursor=query.cursor, limit=query.limit
+    )
+
+
+def _micros(at: datetime | None) -> int | None:
+    return None if at is None else round(at.timestamp() * 1_000_000)
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from phalanx.services.queries import views
 from phalanx.services.queries.logs import LogQuery, read_logs
 from phalanx.services.queries.metrics import read_metrics
 from phalanx.services.resources import inventory
-from phalanx.store.jobs import JobFilter
+from phalanx.store.listings.jobs import JobFilter
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 _LIVE_REFRESH_S = 3
@@ -31,18 +31,18 @@ def get_front(
     here: Here,
     by: By,
     request: Request,
-    before: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
+    cursor: Annotated[str | None, Query(max_length=2000)] = None,
 ) -> HTMLResponse:
     """All jobs, newest first."""
     wanted = JobFilter(projects=by.projects(Permission.JOBS_READ))
-    found = views.list_jobs(here.platform, wanted, before=before, limit=50)
+    found = views.list_jobs(here.platform, wanted, cursor=cursor, limit=50)
     pools = ", ".join(
         f"{one.name}: {one.num_free} of {one.num_slots} slots free"
         for one in inventory.list_pools(here.platform)
     )
     rows = [_row(one) for one in found.jobs]
     heads = ("job", "name", "state", "why", "step", "slots", "submitted")
-    older = tag("a", "older jobs", href=f"/?before={found.next}") if found.next else ""
+    older = tag("a", "older jobs", href=f"/?cursor={found.cursor}") if found.cursor else ""
     listing = table(heads, rows, (4, 5)) if rows else tag("p", "No job yet.")
     body = (
         tag("h1", "Jobs"),

@@ -43,7 +43,8 @@ from phalanx.services.queries import presence
 from phalanx.services.queries.lineage import lineage_view
 from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
-from phalanx.store.jobs import JobFacts, JobFilter, StoredJob
+from phalanx.store.jobs import JobFacts, StoredJob
+from phalanx.store.listings.jobs import NEWEST, JobFilter, Order, page
 from phalanx.store.supervisors import SupervisorRow
 from phalanx.store.telemetry import MetricChunk
 from phalanx.store.workflow import dependencies
@@ -88,14 +89,19 @@ def communication_of(platform: Platform, job: Job) -> CommunicationView | None:
     )
 
 
-def list_jobs(platform: Platform, wanted: JobFilter, *, before: int | None, limit: int) -> JobPage:
-    """Read a page of jobs, newest first."""
+def list_jobs(
+    platform: Platform,
+    wanted: JobFilter,
+    *,
+    order: Order = NEWEST,
+    cursor: str | None = None,
+    limit: int,
+) -> JobPage:
+    """Read a page of jobs. Raises UserError for a cursor that is not of this order."""
 
     def work(tx: Tx) -> JobPage:
-        found = jobs.page(tx, wanted, before=before, limit=limit + 1)
-        shown = [_brief(tx, stored) for stored in found[:limit]]
-        more = len(found) > limit
-        return JobPage(jobs=shown, next=shown[-1].num if more else None)
+        found = page(tx, wanted, order=order, cursor=cursor, limit=limit)
+        return JobPage(jobs=[_brief(platform, tx, one) for one in found.jobs], cursor=found.cursor)
 
     return platform.store.view(work)
 
@@ -201,7 +207,7 @@ def _detailed(platform: Platform, tx: Tx, num: int) -> JobView:
     rows: list[SupervisorRow] = []
     if job.attempt is not None:
         rows = supervisors.of_attempt(tx, num, job.attempt.num)
-    return _brief(tx, stored).model_copy(
+    return _brief(platform, tx, stored).model_copy(
         update={
             "ranks": [] if job.attempt is None else _ranks(job.attempt, rows, stored),
             "nodes": [] if job.attempt is None else _nodes(job.attempt, rows),
@@ -237,7 +243,7 @@ def _withheld(facts: JobFacts) -> list[list[str]]:
     return list(((facts.contract or {}).get("withheld") or {}).values())
 
 
-def _brief(tx: Tx, stored: StoredJob) -> JobView:
+def _brief(platform: Platform, tx: Tx, stored: StoredJob) -> JobView:
     job, facts, attempt = stored.job, stored.facts, stored.job.attempt
     # The failure that matters now: the live generation's, or the last one.
     failure = (None if attempt is None else attempt.failure) or job.last_failure
@@ -248,6 +254,9 @@ def _brief(tx: Tx, stored: StoredJob) -> JobView:
         num=job.num,
         label=job_label(job.num),
         etag=settings_tag(facts),
+        url=f"{platform.server_url}/jobs/{job.num}",
+        slot_type=facts.demand.slot_type,
+        slot_seconds=job.attained_slot_s,
         description=facts.spec.get("description") or "",
         state=job.state.value,
         reason=_reason(job.reason),

@@ -20,9 +20,10 @@ from phalanx.kit.units import parse_duration
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.sim.jobs import US, TraceJob
-from phalanx.store import jobs, planning, resources
+from phalanx.store import planning, resources
 from phalanx.store.database import Store, Tx, open_store
-from phalanx.store.jobs import JobFilter, StoredJob
+from phalanx.store.jobs import StoredJob
+from phalanx.store.listings.jobs import JobFilter, page
 
 _PAGE = 500
 _VERSION = 1
@@ -76,13 +77,14 @@ def _open(root: Path) -> Store:
 
 def _ended(tx: Tx, since_us: int) -> list[StoredJob]:
     found: list[StoredJob] = []
-    before: int | None = None
+    wanted = JobFilter(states=tuple(TERMINAL), submitted_from=since_us)
+    cursor: str | None = None
     while True:
-        rows = jobs.page(tx, JobFilter(tuple(TERMINAL)), before=before, limit=_PAGE)
-        found += [row for row in rows if row.job.submitted_at >= since_us]
-        if len(rows) < _PAGE or rows[-1].job.submitted_at < since_us:
+        some = page(tx, wanted, cursor=cursor, limit=_PAGE)
+        found += some.jobs
+        cursor = some.cursor
+        if cursor is None:
             return found
-        before = rows[-1].job.num
 
 
 def _service_s(stored: StoredJob) -> float:

@@ -35,7 +35,7 @@ def test_indices_are_read_and_written(
 
 
 @pytest.mark.parametrize(
-    "written", ["0-1000", "3-1", "0-9:0", "0-9%0", "0-9%x", "a", "", True, "0-9%", "-1"]
+    "written", ["0-1000", "3-1", "0-9:0", "0-9%0", "0-9%x", "a", "", True, "0-9%", "-1", []]
 )
 def test_other_spellings_are_refused(written: object) -> None:
     with pytest.raises(SpecInvalid) as caught:
