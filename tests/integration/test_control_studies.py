@@ -396,6 +396,7 @@ def test_failures_of_infrastructure_never_count_against_a_trial(bench: Bench) ->
         supervisor = bench.rig.supervisor(trial.job)
         supervisor.ready()
         supervisor.started()
+        bench.rig.clock.advance(10)
         supervisor.failed(message="the disk is full", cause="final_checkpoint_not_saved")
         supervisor.ended(0, "failed")
         return supervisor.leave()
@@ -405,6 +406,10 @@ def test_failures_of_infrastructure_never_count_against_a_trial(bench: Bench) ->
     view = bench.go(num)
     assert (view.state, view.trials) == ("succeeded", {"completed": 6})
     assert len(set(lost)) == 3 and bench.trials(num)[0].job not in lost
+    # What the three lost jobs held, 11 s of one slot each, is the trial's waste, and the study's.
+    waste = [one.waste and one.waste.lost_to_failure for one in bench.trials(num)]
+    assert waste == [33.0, 0, 0, 0, 0, 0]
+    assert view.cost.lost_to_failure_slot_hours == pytest.approx(33 / 3600)
     why = bench.rig.client.why(lost[0]).trial
     assert why.startswith(
         f"s-1/0 is completed (ended_by_itself), now in j-{bench.trials(num)[0].job}"
