@@ -176,7 +176,7 @@ for epoch in run.epochs(6):
 """
 
 
-@pytest.mark.extras
+@pytest.mark.proof
 @needs_s3
 def test_forks_of_a_population_with_an_object_store_find_their_parents_there(home: Home):
     with s3_server(home.root / "s3") as server:
@@ -193,7 +193,7 @@ def test_forks_of_a_population_with_an_object_store_find_their_parents_there(hom
         assert {f"j-{one['job']}" for one in forks} <= folders
 
 
-@pytest.mark.extras
+@pytest.mark.proof
 def test_forks_of_a_population_train_on_with_their_own_rates(home: Home):
     population_of(home, {}, {})
 

@@ -167,7 +167,7 @@ def test_full_disk_warns_and_loses_nothing(tmp_path: Path):
     # The tmpfs is seen by what runs inside the namespace alone.
     script = f"""
         set -e
-        mount -t tmpfs -o size=2500k,mode=700 tmpfs {home}
+        mount -t tmpfs -o size=2900k,mode=700 tmpfs {home}
         {BIN}/phalanx run -n 2 --checkpoint-every 1s {Path(__file__).with_name("training.py")} \
             -- --epochs 12 --step-s 0.02 > {tmp_path}/log 2>&1 &
         follower=$!
