@@ -275,20 +275,25 @@ async def serve(  # noqa: PLR0913
             sampler=sampler,
             replica=replica,
         )
-        context.leadership.join()
-        if replica is None:
-            # There is no other control plane: leases of an earlier process are free.
-            store.transact(outbox.free_all)
-        continue_numbers(store, home)
-        store.follow_others(partial(_missed, context))
-        adopt_files(context.platform, context.clock.now())
-        for file in pool_files:
-            apply_pools(context.platform, file, context.clock.now(), "up")
+        _join(context, pool_files)
         sockets = [sock] if local_sock is None else [sock, local_sock]
         return await _run(context, sockets, on_ready, stop or asyncio.Event(), on_live)
     finally:
         store.close()
         sampler.close()  # last, so that no answer of a killed process is stored
+
+
+def _join(context: Context, pool_files: Sequence[Mapping[str, Any]]) -> None:
+    """Take over what earlier processes left in the home and the database, and apply pools."""
+    context.leadership.join()
+    if context.leadership.me is None:
+        # There is no other control plane: leases of an earlier process are free.
+        context.platform.store.transact(outbox.free_all)
+    continue_numbers(context.platform.store, context.platform.home)
+    context.platform.store.follow_others(partial(_missed, context))
+    adopt_files(context.platform, context.clock.now())
+    for file in pool_files:
+        apply_pools(context.platform, file, context.clock.now(), "up")
 
 
 def _missed(context: Context) -> None:

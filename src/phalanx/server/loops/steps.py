@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from phalanx.kit.text import random_hex
 from phalanx.server.context import Context
 from phalanx.server.loops.runner import ServiceLoop
+from phalanx.server.settings import LoopSettings
 from phalanx.services.caches.study_cache import TRIAL_JOBS
 from phalanx.services.cost.budgets import budgets_step
 from phalanx.services.cost.report import fold_step
@@ -67,17 +68,55 @@ def planner_pause_s(took_s: float) -> float:
 
 
 @dataclass(slots=True)
-class PlannerPause:
-    """The time until which jobs that can only wait cause no new plan."""
+class _Scheduling:
+    """Plans; for a while after a long plan, jobs that can only wait cause no new one."""
 
-    until: int = 0
+    context: Context
+    platform: Platform
+    pause_until: int = 0
+
+    def step(self, now: int) -> int | None:
+        began = self.context.clock.monotonic()
+        step = scheduling_step(self.platform, now, self.pause_until)
+        scaling_step(self.platform)
+        if step.planned:
+            took_s = self.context.clock.monotonic() - began
+            self.pause_until = now + _us_of(min(took_s * _SPARE_FACTOR, _MAX_SPARE_S))
+        return step.wake_at
 
 
 @dataclass(slots=True)
-class FullPoll:
-    """When all supervisors are polled again, not only those that are expected to leave."""
+class _Dispatching:
+    """Performs commands of the outbox, in batches."""
 
-    due: int = 0
+    context: Context
+    platform: Platform
+    owner: LeaseOwner
+    batch: DispatchBatch = field(default_factory=DispatchBatch)
+
+    def step(self, now: int) -> int | None:
+        began = self.context.clock.monotonic()
+        again_at = dispatch_step(self.platform, self.owner, now, self.batch.size)
+        self.batch.took(self.context.clock.monotonic() - began)
+        return again_at
+
+
+@dataclass(slots=True)
+class _Polling:
+    """Polls all supervisors at times, and those that are expected to leave more often."""
+
+    platform: Platform
+    ticks: LoopSettings
+    full_due: int = 0
+
+    def step(self, now: int) -> int | None:
+        if now >= self.full_due:
+            self.full_due = now + _us_of(self.ticks.poll_tick_s)
+            polled = poll_step(self.platform, now)
+        else:
+            polled = poll_leaving_step(self.platform, now)
+        soon = now + _us_of(self.ticks.leaving_tick_s)
+        return min(soon, self.full_due) if polled.leaving else self.full_due
 
 
 def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
@@ -86,62 +125,38 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
     `platform` refuses writes without the lease where there are other replicas.
     """
     ticks, me = context.settings.loops, context.leadership.me
-    name = "embedded" if me is None else me.id
-    owner, batch = LeaseOwner(owner=name, token=random_hex(16)), DispatchBatch()
-    pause, full_poll = PlannerPause(), FullPoll()
-
-    def schedule(now: int) -> int | None:
-        began = context.clock.monotonic()
-        step = scheduling_step(platform, now, pause.until)
-        scaling_step(platform)
-        if step.planned:
-            took_s = context.clock.monotonic() - began
-            pause.until = now + _us_of(min(took_s * _SPARE_FACTOR, _MAX_SPARE_S))
-        return step.wake_at
+    owner = LeaseOwner(owner="embedded" if me is None else me.id, token=random_hex(16))
+    schedule = _Scheduling(context, platform).step
+    dispatch = _Dispatching(context, platform, owner).step
 
     def drain(now: int) -> int | None:
         draining_step(platform, now)
         return None
-
-    def dispatch(now: int) -> int | None:
-        began = context.clock.monotonic()
-        again_at = dispatch_step(platform, owner, now, batch.size)
-        batch.took(context.clock.monotonic() - began)
-        return again_at
-
-    def poll(now: int) -> int | None:
-        if now >= full_poll.due:
-            full_poll.due = now + _us_of(ticks.poll_tick_s)
-            polled = poll_step(platform, now)
-        else:
-            polled = poll_leaving_step(platform, now)
-        soon = now + _us_of(ticks.leaving_tick_s)
-        return min(soon, full_poll.due) if polled.leaving else full_poll.due
 
     def spend(now: int) -> int | None:
         budgets_step(platform, now)
         fold_step(platform)
         return None
 
-    keeper = Timekeeper(platform.store, context.clock)
     return (
-        ServiceLoop("clock", keeper.step, (), CLOCK_TICK_S),
+        ServiceLoop("clock", Timekeeper(platform.store, context.clock).step, (), CLOCK_TICK_S),
         ServiceLoop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s, planner_pause_s),
         ServiceLoop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
         ServiceLoop("timers", partial(timers_step, platform), (TIMERS,), ticks.timers_tick_s),
-        ServiceLoop(
-            "studies",
-            partial(studies_step, platform),
-            (STUDY_COMMANDS, TRIAL_JOBS, TRIAL_REPORTS),
-            ticks.timers_tick_s,
-        ),
-        ServiceLoop(
-            "suggestions", partial(suggestions_step, platform), (SUGGESTIONS,), ticks.timers_tick_s
-        ),
+        *_study_loops(platform, ticks),
         ServiceLoop("budgets", spend, (BUDGETS,), _BUDGETS_TICK_S),
-        ServiceLoop("polling", poll, (LEAVING,), ticks.poll_tick_s),
+        ServiceLoop("polling", _Polling(platform, ticks).step, (LEAVING,), ticks.poll_tick_s),
         ServiceLoop("draining", drain, (), ticks.draining_tick_s),
         *_retention_loops(context, platform),
+    )
+
+
+def _study_loops(platform: Platform, ticks: LoopSettings) -> tuple[ServiceLoop, ServiceLoop]:
+    topics = (STUDY_COMMANDS, TRIAL_JOBS, TRIAL_REPORTS)
+    suggest = partial(suggestions_step, platform)
+    return (
+        ServiceLoop("studies", partial(studies_step, platform), topics, ticks.timers_tick_s),
+        ServiceLoop("suggestions", suggest, (SUGGESTIONS,), ticks.timers_tick_s),
     )
 
 

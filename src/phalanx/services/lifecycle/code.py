@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from phalanx.errors import LaunchError, UserError
+from phalanx.kit.text import random_hex
 from phalanx.kit.units import format_size
 from phalanx.launch.archives import MemberKind, checked_members, unpack_archive
 from phalanx.schemas.home import HomeLayout
@@ -129,8 +130,8 @@ def unpack(home: HomeLayout, digest: str, target: Path) -> None:
 
 
 def _unpack_whole(path: Path, target: Path) -> None:
-    # Of this process alone: a leader that wakes late may unpack the same at the same time.
-    partial = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    # Of this call alone: a leader that wakes late may unpack the same now, also on another machine.
+    partial = target.with_name(f"{target.name}.{random_hex(8)}.tmp")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700, parents=True)
