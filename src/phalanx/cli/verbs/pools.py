@@ -163,6 +163,7 @@ def show_project(ctx: typer.Context, project: ProjectName, json: AsJson = False)
             ("average", f"{view.average_slots:.2f} slots, decayed average"),
             ("max priority", view.max_priority),
             ("max running", view.max_running),
+            *(("requires label", f"{name}: {one}") for name, one in view.required_labels.items()),
             ("from", "a project file" if view.applied_at else "its jobs; no limits are set"),
         ]
     )

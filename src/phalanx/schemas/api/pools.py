@@ -99,6 +99,7 @@ class ProjectView(ResponseBody):
     lend_slots: int | None = None
     max_priority: int | None = None
     max_running: int | None = None
+    required_labels: dict[str, str] = Field(default_factory=dict)  # what each must be, in words
     held_slots: int = 0
     child_slots: int = 0
     num_running: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -15,10 +16,49 @@ from phalanx.schemas.spec.fields import (
     MAX_ENTRIES,
     Name,
     Section,
+    Text,
     WholeFromOne,
     WholeFromZero,
     optional,
 )
+
+MAX_REQUIRED = 50
+"""The most labels that one project may require."""
+# Allowed values that a message names.
+_SHOWN = 8
+
+
+class RequiredLabel(Section):
+    """What the value of a required label must be; empty: any value."""
+
+    values: Annotated[list[Text], Field(min_length=1, max_length=MAX_ENTRIES)] | None = optional(
+        "The values that are allowed."
+    )
+    # No regular expression: one that takes exponential time would stop the control plane.
+    pattern: Annotated[str, Field(min_length=1, max_length=100)] | None = optional(
+        "What the value looks like, with `*`, `?` and `[0-9]` as in file names, such as `cc-[0-9]*`."
+    )
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> RequiredLabel:
+        if self.values is not None and self.pattern is not None:
+            raise ValueError("give either values or pattern")
+        return self
+
+    def allows(self, value: str) -> bool:
+        """Whether a label may have this value."""
+        if self.values is not None:
+            return value in self.values
+        return self.pattern is None or fnmatchcase(value, self.pattern)
+
+    @property
+    def expected(self) -> str:
+        """What the value must be, in words."""
+        if self.values is not None:
+            some = ", ".join(self.values[:_SHOWN])
+            more = len(self.values) - _SHOWN
+            return f"one of {some}" + (f" and {more} more" if more > 0 else "")
+        return "any value" if self.pattern is None else f"a value like {self.pattern}"
 
 
 class ProjectSpec(Section):
@@ -43,6 +83,10 @@ class ProjectSpec(Section):
         "Highest priority that its jobs may have."
     )
     max_running: WholeFromOne | None = optional("Most jobs that may hold slots at the same time.")
+    required_labels: Annotated[dict[Name, RequiredLabel], Field(max_length=MAX_REQUIRED)] = Field(
+        default_factory=dict,
+        description="Labels that every job submitted from now on must have, with the allowed values.",
+    )
 
     @model_validator(mode="after")
     def _limits_agree(self) -> ProjectSpec:

@@ -17,7 +17,7 @@ from phalanx.schemas.api.jobs import ChangeRequest
 from phalanx.schemas.spec.document import resolved, validate_spec
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.support import check_supported
-from phalanx.services.lifecycle.admission import facts_of, misfits, over_project
+from phalanx.services.lifecycle.admission import facts_of, misfits, missing_labels, over_project
 from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.lifecycle.submit import Limits, limits_now
 from phalanx.services.platform import Platform
@@ -65,7 +65,7 @@ def change(
         if not after:
             return
         _check_state(stored, after, spec, now)
-        _check_spec(spec, after, limits)
+        _check_spec(spec, before, after, limits)
         event = SettingsChanged(before, after, spec.max_duration)
         facts = _facts_with(stored.facts, after, spec)
         commit_events(tx, num, [event], now, actor, known=stored, facts=facts)
@@ -121,11 +121,19 @@ def _check_state(stored: StoredJob, after: Mapping[str, Any], spec: JobSpec, now
             )
 
 
-def _check_spec(spec: JobSpec, after: Mapping[str, Any], limits: Limits) -> None:
+def _check_spec(
+    spec: JobSpec, before: Mapping[str, Any], after: Mapping[str, Any], limits: Limits
+) -> None:
     """Raise SpecInvalid for settings that a submission of the job would be refused for."""
     problems = [one for one in check_supported(spec) if one.path.split(".")[0] in after]
     if "priority" in after:
         problems += [one for one in over_project(spec, limits.projects) if one.path == "priority"]
+    if "labels" in after:
+        # Only labels that this change touches: a job may be older than the rule.
+        touched = {*before["labels"], *after["labels"]}
+        touched = {one for one in touched if before["labels"].get(one) != after["labels"].get(one)}
+        found = missing_labels(spec, limits.projects)
+        problems += [one for one in found if one.path.removeprefix("labels.") in touched]
     if "pool" in after:
         problems += misfits(spec, limits.nodes)
     if problems:

@@ -61,6 +61,20 @@ def over_project(spec: JobSpec, projects: Sequence[Applied]) -> list[Problem]:
     return problems
 
 
+def missing_labels(spec: JobSpec, projects: Sequence[Applied]) -> list[Problem]:
+    """Problems of a spec without the labels that its project, or one above, requires."""
+    known = {one.name: ProjectSpec(**one.body) for one in projects}
+    problems = []
+    for one in lineage(known, spec.project):
+        part = "" if one.name == spec.project else f", which {spec.project} is part of,"
+        for label, rule in one.required_labels.items():
+            value = spec.labels.get(label)
+            if value is None or not rule.allows(value):
+                said = f"project {one.name}{part} requires this label with {rule.expected}"
+                problems.append(Problem(f"labels.{label}", said, value))
+    return problems
+
+
 def misfits(spec: JobSpec, nodes: Nodes) -> list[Problem]:
     """Why the gang could never be placed, even if nothing else ran."""
     pools = sorted({node.pool for node in nodes})

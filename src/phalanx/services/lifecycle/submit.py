@@ -22,7 +22,7 @@ from phalanx.schemas.spec.document import resolved, validate_spec
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.support import check_supported
 from phalanx.services.lifecycle import code
-from phalanx.services.lifecycle.admission import facts_of, misfits, over_project
+from phalanx.services.lifecycle.admission import facts_of, misfits, missing_labels, over_project
 from phalanx.services.lifecycle.commit import commit_new
 from phalanx.services.lifecycle.folder_check import check_folder
 from phalanx.services.platform import Platform
@@ -73,7 +73,9 @@ def check(
     problems = [*check_supported(spec), *_no_values(spec)]
     if not problems:
         here = limits_now(platform) if limits is None else limits
-        problems = over_project(spec, here.projects) or [
+        # Trials have no caller: a label that is required later must not end a study.
+        labels = [] if by is None else missing_labels(spec, here.projects)
+        problems = [*labels, *over_project(spec, here.projects)] or [
             *misfits(spec, here.nodes),
             *_no_secrets(spec, platform),
         ]

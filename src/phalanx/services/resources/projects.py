@@ -161,6 +161,7 @@ def _project(
     return ProjectView.of(
         limits,
         max_slots=limits.quota,
+        required_labels={name: one.expected for name, one in limits.required_labels.items()},
         held_slots=count.held,
         num_running=count.running,
         num_waiting=count.waiting,
