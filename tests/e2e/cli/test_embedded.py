@@ -34,7 +34,7 @@ class Home:
 
     def run(self, *words: str) -> tuple[int, str, str]:
         child = self.verb(*words)
-        out, err = child.communicate(timeout=120)
+        out, err = child.communicate(timeout=300)
         assert "Traceback" not in err, err
         return child.returncode, out, err
 

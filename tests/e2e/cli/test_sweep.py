@@ -176,7 +176,7 @@ for epoch in run.epochs(6):
 """
 
 
-@pytest.mark.proof
+@pytest.mark.extras
 @needs_s3
 def test_forks_of_a_population_with_an_object_store_find_their_parents_there(home: Home):
     with s3_server(home.root / "s3") as server:
@@ -199,7 +199,7 @@ def test_forks_of_a_population_train_on_with_their_own_rates(home: Home):
 
 
 def population_of(home: Home, job: dict[str, object], env: dict[str, str]) -> list[dict[str, Any]]:
-    """Train a population of four, of which two are replaced by forks; returns the forks."""
+    """Train a population of four, of which the slow ones are replaced by forks; returns the forks."""
     name = study_file(home, [1], [0])
     text = yaml.safe_load((home.root / name).read_text())
     text |= {"search": {"method": "pbt", "seed": 1}, "space": {"lr": {"log": [1e-6, 0.5]}}}
@@ -212,7 +212,8 @@ def population_of(home: Home, job: dict[str, object], env: dict[str, str]) -> li
     assert code == 0, (out, err)
     found = trials_of(home)
     forks = [one for one in found if one["origin"]["parent"] is not None]
-    assert len(forks) == 2 and sum(one["status"] == "completed" for one in found) == 4
+    # How many forks there are depends on which member is quick; in the end there are four members.
+    assert forks and sum(one["status"] == "completed" for one in found) == 4, found
     for fork in (one for one in forks if one["status"] == "completed"):
         parent = found[fork["origin"]["parent"]]
         said = home.run("logs", f"j-{fork['job']}")[1]
