@@ -1,26 +1,45 @@
-"""The benchmark of the control plane: `python -m bench.control [--only lists] [--quick]`."""
+"""The benchmark of the control plane: `python -m bench.control [--only lists,throughput] [--quick]`."""
 
 from __future__ import annotations
 
 import argparse
 
-from bench.control import lists
+from bench.control import lists, phases, throughput
 
-PARTS = {"lists": lists.report}
+PARTS = ("lists", "phases", "throughput")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help=f"some of {', '.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, or of the time")
     parser.add_argument("--jobs", type=int, default=100_000, help="jobs of the part lists")
     parser.add_argument("--events", type=int, default=10_000_000, help="events of the part lists")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="submissions of the part throughput"
+    )
+    parser.add_argument(
+        "--databases",
+        default="sqlite,postgresql",
+        help="databases of the parts phases and throughput",
+    )
+    parser.add_argument(
+        "--batches", default="1,100", help="jobs of a request in the part throughput"
+    )
+    parser.add_argument("--profile", default="", help="a file for cProfile in the part phases")
     given = parser.parse_args()
     wanted = given.only.split(",") if given.only else list(PARTS)
     if unknown := set(wanted) - set(PARTS):
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
-    scale = 10 if given.quick else 1
-    kept = [PARTS[name](given.jobs // scale, given.events // scale) for name in wanted]
+    scale, kept = 10 if given.quick else 1, []
+    if "lists" in wanted:
+        kept.append(lists.report(given.jobs // scale, given.events // scale))
+    sizes = tuple(int(one) for one in given.batches.split(","))
+    databases = tuple(given.databases.split(","))
+    if "phases" in wanted:
+        kept.append(phases.report(databases, max(sizes), given.profile))
+    if "throughput" in wanted:
+        kept.append(throughput.report(given.seconds / scale, databases, sizes))
     return 0 if all(kept) else 1
 
 

@@ -6,17 +6,24 @@ import asyncio
 import math
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from integration.rig import Rig, ScriptedSupervisor
 from phalanx.core.jobs.desired import Action
-from phalanx.errors import Unauthenticated
+from phalanx.errors import Unauthenticated, UserError
 from phalanx.schemas.wire import supervision as wire
-from phalanx.server import gate
+from phalanx.server import gate, sync_batches
 from phalanx.server.app import create_app
-from phalanx.services.lifecycle.sync import supervisor_sync
+from phalanx.server.sync_batches import SyncBatches
+from phalanx.services.lifecycle.sync import (
+    SyncAnswer,
+    SyncCall,
+    supervisor_sync,
+    supervisor_sync_many,
+)
 from phalanx.store import events, lineage
 
 pytestmark = pytest.mark.integration
@@ -98,6 +105,87 @@ def test_a_report_and_its_orders_are_one_transaction(
     transactions.clear()
     supervisor_sync(rig.platform, supervisor.request(), supervisor.token, now)
     assert transactions == ["view"]  # nothing new: nothing is written
+
+
+def _calls(rig: Rig, *, count: int) -> list[SyncCall]:
+    """Calls of `count` supervisors of different jobs that report the end of their ranks."""
+    small = {"nodes": 1, "slots_per_node": 1}
+    nums = [rig.submit(resources=small) for _ in range(count)]
+    rig.turn()
+    calls = []
+    for num in nums:
+        one = rig.supervisor(num)
+        one.ready()
+        one.started()
+        ended = wire.RanksEndedReport(
+            seq=one.next_seq(), generation=0, outcome="succeeded", port=4100
+        )
+        calls.append(SyncCall(one.request(ended), one.token))
+    return calls
+
+
+def test_reports_of_several_jobs_are_one_transaction(rig: Rig, transactions: list[str]) -> None:
+    calls = _calls(rig, count=3)
+    transactions.clear()
+    answers = supervisor_sync_many(rig.platform, calls, rig.clock.now())
+    assert transactions == ["view", "transact"]
+    for call, answer in zip(calls, answers, strict=True):
+        assert isinstance(answer, SyncAnswer)
+        assert answer.response.acked == call.request.reports[-1].seq
+        assert answer.response.orders.action is Action.RELEASE
+        assert story(rig, call.request.job)[-1] == "ranks_ended"
+    rows = rig.platform.store.view(lambda tx: [lineage.generations_of(tx, n) for n in (1, 2, 3)])
+    assert all(row.ended_at is not None for (row,) in rows)
+
+
+def test_a_wrong_call_does_not_keep_the_others_from_being_stored(rig: Rig) -> None:
+    calls = _calls(rig, count=4)
+    broken = wire.LogReport(
+        seq=9, generation=0, rank=0, stream="out", offset=0, data="not base64!", dropped=0
+    )
+    reports = [*calls[1].request.reports, broken]
+    calls[1] = replace(calls[1], request=calls[1].request.model_copy(update={"reports": reports}))
+    calls[2] = replace(calls[2], token="wrong")
+    answers = supervisor_sync_many(rig.platform, calls, rig.clock.now())
+    said = [one if isinstance(one, Exception) else None for one in answers]
+    assert said[0] is None
+    assert isinstance(said[1], UserError)
+    assert isinstance(said[2], Unauthenticated)
+    assert said[3] is None
+    ended = [story(rig, call.request.job)[-1] == "ranks_ended" for call in calls]
+    assert ended == [True, False, False, True]
+
+
+def test_calls_that_arrive_during_a_transaction_are_stored_together(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = _calls(rig, count=3)
+    stored: list[list[int]] = []
+    begun, others = threading.Event(), threading.Event()
+
+    def store(platform: Any, some: Any, now: int) -> Any:
+        stored.append([call.request.job for call in some])
+        begun.set()
+        assert others.wait(10)
+        return supervisor_sync_many(platform, some, now)
+
+    async def main() -> list[SyncAnswer]:
+        batches = SyncBatches(rig.context)
+        batches._most = 1
+        first = asyncio.create_task(batches.sync(calls[0].request, calls[0].token))
+        await asyncio.to_thread(begun.wait, 10)
+        # The second call of a job waits for the transaction after that of the first one.
+        again = [calls[1], calls[1], calls[2]]
+        tasks = [asyncio.create_task(batches.sync(one.request, one.token)) for one in again]
+        await asyncio.sleep(0)
+        others.set()
+        return list(await asyncio.gather(first, *tasks))
+
+    monkeypatch.setattr(sync_batches, "supervisor_sync_many", store)
+    answers = asyncio.run(main())
+    assert stored == [[1], [2, 3], [2]]
+    assert [one.response.acked for one in answers] == [3, 3, 3, 3]
+    assert story(rig, 2).count("ranks_ended") == 1
 
 
 def test_repeated_reports_change_nothing(rig: Rig, supervisor: ScriptedSupervisor) -> None:

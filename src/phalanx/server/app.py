@@ -56,6 +56,7 @@ from phalanx.server.settings import (
     base_environment,
     read_settings,
 )
+from phalanx.server.sync_batches import SyncBatches
 from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.lifecycle.numbers import continue_numbers
 from phalanx.services.platform import Clusters, NoClusters, Platform
@@ -153,6 +154,7 @@ def create_app(context: Context) -> FastAPI:
     app.state.context = context
     app.state.exposition = Exposition(context.platform)
     app.state.readiness = Readiness(context)
+    app.state.sync_batches = SyncBatches(context)
     table = add_routes(app)
     app.add_exception_handler(PlatformError, _platform_error)
     app.add_exception_handler(RequestValidationError, _not_valid)

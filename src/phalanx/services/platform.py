@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from phalanx.core.gang.placement import Node
+from phalanx.core.scheduling import EmptyClusters
 from phalanx.errors import NotSupported
 from phalanx.executors.protocol import Executor
 from phalanx.schemas.api.pools import ChangeView
@@ -90,6 +91,7 @@ class Platform:
     studies: StudyCache = field(default_factory=StudyCache, compare=False)  # studies in memory
     sampler: SamplerWorker = field(default_factory=SamplerWorker, compare=False)  # runs models
     clusters: Clusters = field(default_factory=NoClusters, compare=False)  # connected Ray clusters
+    empty: EmptyClusters = field(default_factory=EmptyClusters, compare=False)  # for new jobs
     #: raises LeaseLost where a loop may start nothing any more, because another process leads
     may_act: Callable[[], None] = field(default=lambda: None, compare=False)
 

@@ -34,6 +34,12 @@ _FIND_LOCKED = _FIND.with_for_update()
 _PLACE = select(jobs.c.project, jobs.c.owner).where(jobs.c.num == bindparam("_num"))
 _VERSION = select(jobs.c.version).where(jobs.c.num == bindparam("_num"))
 _VERSION_LOCKED = _VERSION.with_for_update()
+_VERSIONS_OF = (
+    select(jobs.c.num, jobs.c.version)
+    .where(jobs.c.num.in_(bindparam("_nums", expanding=True)))
+    .order_by(jobs.c.num)
+)
+_VERSIONS_OF_LOCKED = _VERSIONS_OF.with_for_update()
 _SOME = select(jobs).where(jobs.c.num.in_(bindparam("_nums", expanding=True))).order_by(jobs.c.num)
 _VERSIONS = (
     select(jobs.c.num, jobs.c.version)
@@ -193,6 +199,16 @@ def version(tx: Tx, num: int, *, lock: bool = True) -> int | None:
     query = _VERSION_LOCKED if lock and not tx.read_only else _VERSION
     found = tx.conn.execute(query, {"_num": num}).scalar()
     return None if found is None else int(found)
+
+
+def versions_of(tx: Tx, nums: Sequence[int], *, lock: bool = True) -> dict[int, int]:
+    """`version` of many jobs at once; those that do not exist are left out."""
+    query = _VERSIONS_OF_LOCKED if lock and not tx.read_only else _VERSIONS_OF
+    found: dict[int, int] = {}
+    for start in range(0, len(nums), _BATCH):
+        some = {"_nums": nums[start : start + _BATCH]}
+        found |= {num: version for num, version in tx.conn.execute(query, some)}
+    return found
 
 
 def load(tx: Tx, num: int, *, lock: bool = True) -> StoredJob:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,10 @@ _OF_GENERATION = (
     & (generations.c.generation == bindparam("_generation"))
 )
 _FIND_GENERATION = select(generations).where(_OF_GENERATION)
+_OF_ATTEMPTS = select(generations).where(
+    generations.c.job.in_(bindparam("_jobs", expanding=True)),
+    generations.c.attempt.in_(bindparam("_attempts", expanding=True)),
+)
 _INSERT_GENERATION = generations.insert()
 _UPDATE_GENERATION = generations.update().where(_OF_GENERATION)
 _LAST_STEP = select(func.max(generations.c.last_step)).where(generations.c.job == bindparam("_job"))
@@ -207,15 +211,38 @@ def find_generation(tx: Tx, key: Key) -> GenerationRow | None:
     return next(iter(read(tx, GenerationRow, _FIND_GENERATION, where)), None)
 
 
+def generations_of_attempts(
+    tx: Tx, attempts: Iterable[tuple[int, int]]
+) -> dict[tuple[int, int], dict[int, GenerationRow]]:
+    """Read the generations of some attempts, each (job, attempt), by number."""
+    found: dict[tuple[int, int], dict[int, GenerationRow]] = {one: {} for one in attempts}
+    if found:
+        jobs, numbers = {job for job, _ in found}, {attempt for _, attempt in found}
+        where = {"_jobs": sorted(jobs), "_attempts": sorted(numbers)}
+        for row in read(tx, GenerationRow, _OF_ATTEMPTS, where):
+            if (row.job, row.attempt) in found:
+                found[row.job, row.attempt][row.generation] = row
+    return found
+
+
+def put_generations(tx: Tx, rows: Iterable[tuple[GenerationRow, GenerationRow | None]]) -> None:
+    """Store rows of generations, each with what is stored; None: nothing."""
+    fresh = []
+    for row, before in rows:
+        if before is None:
+            fresh.append(columns_of(row))
+        elif row != before:
+            known = columns_of(before)
+            changes = {name: one for name, one in columns_of(row).items() if one != known[name]}
+            where = {"_job": row.job, "_attempt": row.attempt, "_generation": row.generation}
+            tx.conn.execute(_UPDATE_GENERATION, {**where, **changes})
+    if fresh:
+        tx.conn.execute(_INSERT_GENERATION, fresh)
+
+
 def put_generation(tx: Tx, row: GenerationRow, before: GenerationRow | None) -> None:
     """Store the row of a generation; `before` is what is stored, None: nothing."""
-    if before is None:
-        tx.conn.execute(_INSERT_GENERATION, columns_of(row))
-    elif row != before:
-        known = columns_of(before)
-        changes = {name: one for name, one in columns_of(row).items() if one != known[name]}
-        where = {"_job": row.job, "_attempt": row.attempt, "_generation": row.generation}
-        tx.conn.execute(_UPDATE_GENERATION, {**where, **changes})
+    put_generations(tx, [(row, before)])
 
 
 def generations_of(tx: Tx, job: int) -> list[GenerationRow]:

@@ -51,6 +51,10 @@ _KNOWS_TOKEN = (
     select(supervisors.c.job).where(supervisors.c.token_hash == bindparam("_hash")).limit(1)
 )
 _OF_JOBS = select(supervisors).where(supervisors.c.job.in_(bindparam("_jobs", expanding=True)))
+_SOME = _OF_JOBS.where(supervisors.c.attempt.in_(bindparam("_attempts", expanding=True))).order_by(
+    supervisors.c.job
+)
+_SOME_LOCKED = _SOME.with_for_update()
 _RELEASED = (
     select(supervisors.c.job, supervisors.c.attempt, supervisors.c.node_rank)
     .join(jobs, jobs.c.num == supervisors.c.job)
@@ -99,6 +103,22 @@ def find(tx: Tx, job: int, attempt: int, node_rank: int) -> SupervisorRow | None
     query = _FIND if tx.read_only else _FIND_LOCKED
     row = tx.conn.execute(query, _key(job, attempt, node_rank)).mappings().first()
     return None if row is None else _row(row)
+
+
+Key = tuple[int, int, int]
+"""Job, attempt and node rank of a supervisor."""
+
+
+def find_many(tx: Tx, keys: Sequence[Key]) -> dict[Key, SupervisorRow]:
+    """Read supervisors of different jobs as `find` does, in the order of the jobs."""
+    values = {
+        "_jobs": [job for job, _, _ in keys],
+        "_attempts": list({attempt for _, attempt, _ in keys}),
+    }
+    wanted, query = set(keys), _SOME if tx.read_only else _SOME_LOCKED
+    rows = (_row(row) for row in tx.conn.execute(query, values).mappings())
+    found = {(row.job, row.attempt, row.node_rank): row for row in rows}
+    return {key: row for key, row in found.items() if key in wanted}
 
 
 def knows_token(tx: Tx, token_hash: str) -> bool:
@@ -150,6 +170,15 @@ def epochs_now(tx: Tx) -> dict[int, tuple[int, int]]:
 def update(tx: Tx, job: int, attempt: int, node_rank: int, **changes: Any) -> None:
     """Update columns of one supervisor."""
     tx.conn.execute(_UPDATE, {**_key(job, attempt, node_rank), **changes})
+
+
+def update_many(tx: Tx, changes: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
+    """Update columns of many supervisors: one statement for those with the same columns."""
+    groups: dict[frozenset[str], list[dict[str, Any]]] = {}
+    for key, values in changes:
+        groups.setdefault(frozenset(values), []).append({**_key(*key), **values})
+    for rows in groups.values():
+        tx.conn.execute(_UPDATE, rows)
 
 
 def _key(job: int, attempt: int, node_rank: int) -> dict[str, int]:

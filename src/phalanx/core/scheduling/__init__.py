@@ -9,7 +9,7 @@ clock or does any input or output; applying a plan is the work of `services.plan
 
 from phalanx.core.scheduling.explain.why import Victim, Why, why, why_victim
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
-from phalanx.core.scheduling.index.empty_cluster import fits_ever
+from phalanx.core.scheduling.index.empty_cluster import EmptyCluster, EmptyClusters, fits_ever
 from phalanx.core.scheduling.model.outcome import Migration, Plan, Preemption, Resize, Start
 from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import (
@@ -27,6 +27,8 @@ __all__ = [
     "NAMED_POLICIES",
     "PURPOSES",
     "ClusterIndex",
+    "EmptyCluster",
+    "EmptyClusters",
     "Migration",
     "Plan",
     "PlannerConfig",

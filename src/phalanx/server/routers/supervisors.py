@@ -9,14 +9,14 @@ from fastapi.responses import FileResponse
 
 from phalanx.schemas.wire.supervision import SecretValues, SyncRequest, SyncResponse
 from phalanx.server.access import ATTEMPT, ATTEMPT_AUDITED
-from phalanx.server.context import Here, Threads, in_thread
+from phalanx.server.context import Here, in_thread
 from phalanx.server.strict_requests import Number, SupervisorRoute
+from phalanx.server.sync_batches import SyncBatches
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.sync import (
     orders_for,
     supervisor_code,
     supervisor_secrets,
-    supervisor_sync,
 )
 
 router = APIRouter(prefix="/api/v1/supervisors", tags=["supervisors"], route_class=SupervisorRoute)
@@ -25,11 +25,9 @@ router = APIRouter(prefix="/api/v1/supervisors", tags=["supervisors"], route_cla
 @router.post("/sync", openapi_extra=ATTEMPT)
 async def post_sync(here: Here, sync: SyncRequest, request: Request) -> SyncResponse:
     """Reports up, orders down; with `wait_s` it returns when the orders change."""
-    token = _token(request)
-    now = here.clock.now()
-    answer = await in_thread(
-        lambda: supervisor_sync(here.platform, sync, token, now), pool=Threads.SUPERVISORS
-    )
+    batches = request.app.state.sync_batches
+    assert isinstance(batches, SyncBatches)
+    answer = await batches.sync(sync, _token(request))
     if answer.news or sync.wait_s <= 0:
         return answer.response
     orders = await here.poll_until(

@@ -263,6 +263,15 @@ class RowCache:
             return known
         return jobs.load(tx, num, lock=lock)
 
+    def many(self, tx: Tx, nums: Sequence[int], *, lock: bool = True) -> dict[int, StoredJob]:
+        """`one` for many jobs at once; those that do not exist are left out."""
+        versions = jobs.versions_of(tx, nums, lock=lock)
+        with self._lock:
+            known = {num: self._jobs[num] for num in versions if num in self._jobs}
+        found = {num: one for num, one in known.items() if one.version == versions[num]}
+        left = [num for num in versions if num not in found]
+        return found | {one.job.num: one for one in jobs.load_many(tx, left)}
+
     def launched(self, tx: Tx, live: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
         """Which of these (job, attempt), all that are live, have been launched; a read only.
 

@@ -135,7 +135,7 @@ def _check_spec(
         found = missing_labels(spec, limits.projects)
         problems += [one for one in found if one.path.removeprefix("labels.") in touched]
     if "pool" in after:
-        problems += misfits(spec, limits.nodes)
+        problems += misfits(spec, limits.nodes, limits.empty)
     if problems:
         raise SpecInvalid(problems)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from phalanx.core.gang.placement import Demand, Node
-from phalanx.core.scheduling import fits_ever
+from phalanx.core.scheduling import EmptyCluster
 from phalanx.core.scheduling.model.entitlement import never_allowed
 from phalanx.errors import Problem
 from phalanx.kit.units import format_size
@@ -75,15 +75,15 @@ def missing_labels(spec: JobSpec, projects: Sequence[Applied]) -> list[Problem]:
     return problems
 
 
-def misfits(spec: JobSpec, nodes: Nodes) -> list[Problem]:
-    """Why the gang could never be placed, even if nothing else ran."""
+def misfits(spec: JobSpec, nodes: Nodes, empty: EmptyCluster) -> list[Problem]:
+    """Why the gang could never be placed, even if nothing else ran; `empty` is the cluster of `nodes`."""
     pools = sorted({node.pool for node in nodes})
     unknown = [pool for pool in spec.pool if pool not in pools]
     if unknown:
         known = ", ".join(pools) or "none"
         said = f"there is no such pool; known: {known}"
         return [Problem("pool", said, ", ".join(unknown))]
-    if fits_ever(asked(spec.to_policy(), facts_of(spec), 0), nodes):
+    if empty.can_hold(asked(spec.to_policy(), facts_of(spec), 0)):
         return []
     usable = [node for node in nodes if not spec.pool or node.pool in spec.pool]
     where = f"of pool {', '.join(spec.pool)}" if spec.pool else "of any pool"
@@ -101,7 +101,7 @@ def misfits(spec: JobSpec, nodes: Nodes) -> list[Problem]:
             slot_type=demand.slot_type,
             device_memory_bytes=demand.device_memory_bytes,
         )
-        if not fits_ever(alone, nodes):
+        if not empty.can_hold(alone):
             at = f"roles.{plan.name}." if plan.name in spec.roles else ""
             return [_unfit(spec, plan, at, usable, where)]
     within = f"one {spec.placement.required}" if spec.placement.required else "one pool"

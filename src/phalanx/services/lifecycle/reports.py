@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +42,8 @@ class Inbox:
     results: list[dict[str, Any]] = field(default_factory=list)
     #: rows of generations by number, as they are stored
     _stored: dict[int, GenerationRow | None] = field(default_factory=dict)
+    #: rows of the attempt's generations, where all of them have been read; None: they are read one by one
+    known: Mapping[int, GenerationRow] | None = None
     #: the same with what the reports say
     _generations: dict[int, GenerationRow] = field(default_factory=dict)
 
@@ -57,7 +59,9 @@ class Inbox:
         """The times of a generation as they are with the reports so far."""
         if number not in self._generations:
             key = self.key(number)
-            known = self._stored[number] = lineage.find_generation(self.tx, key)
+            rows = self.known
+            known = lineage.find_generation(self.tx, key) if rows is None else rows.get(number)
+            self._stored[number] = known
             self._generations[number] = GenerationRow(*key) if known is None else known
         return self._generations[number]
 
@@ -65,11 +69,23 @@ class Inbox:
         """Change times of a generation."""
         self._generations[number] = replace(self.generation(number), **times)
 
+    def changed(self) -> list[tuple[GenerationRow, GenerationRow | None]]:
+        """The rows of generations that were asked for, each with what is stored."""
+        return [(row, self._stored[number]) for number, row in self._generations.items()]
+
     def flush(self) -> None:
         """Store the times of generations that the reports have changed, and the results of a trial."""
-        _store_results(self)
-        for number, row in self._generations.items():
-            lineage.put_generation(self.tx, row, self._stored[number])
+        flush_all([self])
+
+
+def flush_all(inboxes: Sequence[Inbox]) -> None:
+    """`Inbox.flush` of many inboxes of one transaction, in a few statements."""
+    for one in inboxes:
+        if one.results:
+            _store_results(one)
+    if inboxes:
+        changed = [row for one in inboxes for row in one.changed()]
+        lineage.put_generations(inboxes[0].tx, changed)
 
 
 def read_report(inbox: Inbox, report: wire.Report) -> None:

@@ -11,6 +11,7 @@ from phalanx.core.contract.secrecy import WITHHELD, shown_spec, withhold
 from phalanx.core.contract.trial import TrialContract
 from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.events import Submitted
+from phalanx.core.scheduling import EmptyCluster
 from phalanx.core.tenancy.principals import HOME_CALLER, Caller, actor_of
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
@@ -49,11 +50,13 @@ class Limits:
 
     projects: Sequence[Applied]
     nodes: Sequence[Node]
+    empty: EmptyCluster  # of the nodes
 
 
 def limits_now(platform: Platform) -> Limits:
     """The limits at present. Raises ExecutorUnavailable."""
-    return Limits(platform.store.view(resources.projects.now), platform.cluster())
+    nodes = platform.cluster()
+    return Limits(platform.store.view(resources.projects.now), nodes, platform.empty.of(nodes))
 
 
 def check(
@@ -76,7 +79,7 @@ def check(
         # Trials have no caller: a label that is required later must not end a study.
         labels = [] if by is None else missing_labels(spec, here.projects)
         problems = [*labels, *over_project(spec, here.projects)] or [
-            *misfits(spec, here.nodes),
+            *misfits(spec, here.nodes, here.empty),
             *_no_secrets(spec, platform),
         ]
     if problems:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.core.jobs.desired import desired
 from phalanx.core.jobs.model import Job
-from phalanx.errors import PermissionDenied, Unauthenticated, UserError
+from phalanx.errors import PermissionDenied, StoreUnavailable, Unauthenticated, UserError
 from phalanx.schemas.wire import PROTOCOL
 from phalanx.schemas.wire.supervision import Orders, SyncRequest, SyncResponse
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.assignments import secret_values
-from phalanx.services.lifecycle.commit import commit_events
-from phalanx.services.lifecycle.reports import Inbox, read_heartbeat, read_report
+from phalanx.services.lifecycle.commit import commit_many
+from phalanx.services.lifecycle.reports import Inbox, flush_all, read_heartbeat, read_report
 from phalanx.services.platform import Platform, token_hash
 from phalanx.store import jobs, lineage, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
-from phalanx.store.supervisors import SupervisorRow
+from phalanx.store.lineage import GenerationRow
+from phalanx.store.supervisors import Key, SupervisorRow
 
 _US = 1_000_000
 _MAX_DRIFT = 100e-6  # seconds per second: tolerance of a quartz clock
@@ -37,6 +39,19 @@ class SyncAnswer:
     news: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SyncCall:
+    """One call of a supervisor, with the token that it shows."""
+
+    request: SyncRequest
+    token: str
+
+    @property
+    def key(self) -> Key:
+        """The supervisor that calls."""
+        return self.request.job, self.request.attempt, self.request.node_rank
+
+
 def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: int) -> SyncAnswer:
     """Store new reports and return the current orders.
 
@@ -44,37 +59,90 @@ def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: i
     reports from the lowest number on, so a gap means that it dropped reports itself.
     Raises Unauthenticated for a wrong token, and UserError for an invalid report or protocol.
     """
-    if request.protocol not in _PROTOCOLS:
-        raise UserError(
-            f"the supervisor speaks protocol {request.protocol}, "
-            f"this control plane {_PROTOCOLS.start} to {PROTOCOL}"
-        )
+    answer = supervisor_sync_many(platform, [SyncCall(request, token)], now)[0]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
-    def look(tx: Tx) -> tuple[SupervisorRow, Orders]:
-        known = _known(tx, request, token)
-        return known, _orders(tx, request, rows.one(tx, request.job).job, now)
 
-    def receive(tx: Tx) -> tuple[int, Orders]:
-        known = _known(tx, request, token)
-        acked, inbox = _receive(tx, request, known, now, platform.log_limit)
-        # Supervisors of one job report at the same time: those that do not change it need no lock.
-        stored = rows.one(tx, request.job, lock=bool(inbox.events))
-        if inbox.events:
-            actor = f"supervisor:n{request.node_rank}"
-            stored = commit_events(tx, request.job, inbox.events, now, actor, stored)
-        return acked, _orders(tx, request, stored.job, now)
+def supervisor_sync_many(
+    platform: Platform, calls: Sequence[SyncCall], now: int
+) -> list[SyncAnswer | Exception]:
+    """`supervisor_sync` for supervisors of different jobs, in one transaction.
 
+    Returns an answer or an error for each call: one that cannot be stored does not keep the others from
+    being stored, each in a transaction of its own.
+    """
+    try:
+        return list(_sync_all(platform, calls, now))
+    except StoreUnavailable as error:
+        return [error for _ in calls]
+    except Exception as error:
+        if len(calls) == 1:
+            return [error]
+        return [supervisor_sync_many(platform, [call], now)[0] for call in calls]
+
+
+def _sync_all(platform: Platform, calls: Sequence[SyncCall], now: int) -> list[SyncAnswer]:
+    for call in calls:
+        if call.request.protocol not in _PROTOCOLS:
+            raise UserError(
+                f"the supervisor speaks protocol {call.request.protocol}, "
+                f"this control plane {_PROTOCOLS.start} to {PROTOCOL}"
+            )
     rows = platform.scheduler_cache.rows
-    known, orders, acked = None, None, 0
-    if request.reports:
-        # A write transaction excludes all others: a caller without the token must not begin one.
-        platform.store.view(lambda tx: _known(tx, request, token))
-    else:
-        known, orders = platform.store.view(look)
-        acked = known.last_seq
-    if known is None or orders is None or _brings_news(request, known, now):
+
+    def look(tx: Tx) -> dict[Key, SyncAnswer]:
+        """Answers for the calls without news; all tokens are checked before a write begins."""
+        known = _known(tx, calls)
+        quiet = [call for call in calls if not _brings_news(call.request, known[call.key], now)]
+        stored = rows.many(tx, [call.request.job for call in quiet], lock=False)
+        return {
+            call.key: _answer(tx, call, known[call.key].last_seq, stored, now) for call in quiet
+        }
+
+    found = platform.store.view(look)
+    left = [call for call in calls if call.key not in found]
+    if left:
         # One transaction for reports and orders: a short trial makes as many calls as a long one.
-        acked, orders = platform.store.transact(receive)
+        found |= platform.store.transact(lambda tx: _receive_all(platform, tx, left, now))
+    return [found[call.key] for call in calls]
+
+
+def _receive_all(
+    platform: Platform, tx: Tx, calls: Sequence[SyncCall], now: int
+) -> dict[Key, SyncAnswer]:
+    """Store what calls of different jobs bring."""
+    known, rows = _known(tx, calls), platform.scheduler_cache.rows
+    attempts = [call.key[:2] for call in calls]
+    # A single call reads no more generations than it reports about.
+    begun = lineage.generations_of_attempts(tx, attempts) if len(calls) > 1 else {}
+    inboxes: dict[Key, Inbox] = {}
+    for call in calls:
+        inboxes[call.key] = _receive(
+            tx, call.request, known[call.key], now, platform.log_limit, begun.get(call.key[:2])
+        )
+    supervisors.update_many(tx, [(key, inbox.row) for key, inbox in inboxes.items()])
+    flush_all(list(inboxes.values()))
+    # Supervisors of one job report at the same time: those that do not change it need no lock.
+    events = {key: inbox.events for key, inbox in inboxes.items() if inbox.events}
+    stored = rows.many(tx, sorted(job for job, _, _ in events))
+    stored |= rows.many(tx, [key[0] for key in inboxes if key not in events], lock=False)
+    for rank in sorted({rank for _, _, rank in events}):
+        batch = [(job, some) for (job, _, at), some in sorted(events.items()) if at == rank]
+        commit_many(tx, batch, now, f"supervisor:n{rank}", known=stored)
+    fresh = {num: one for num, one in tx.touched.rows.items() if isinstance(one, StoredJob)}
+    return {
+        call.key: _answer(tx, call, inboxes[call.key].row["last_seq"], stored | fresh, now)
+        for call in calls
+    }
+
+
+def _answer(
+    tx: Tx, call: SyncCall, acked: int, stored: Mapping[int, StoredJob], now: int
+) -> SyncAnswer:
+    request = call.request
+    orders = _orders(tx, request, stored[request.job].job, now)
     response = SyncResponse(acked=acked, orders=orders, server_now=now)
     return SyncAnswer(response, bool(request.reports) or orders.version != request.seen)
 
@@ -132,11 +200,11 @@ def supervisor_secrets(
     return secret_values(platform, stored, asked[2])
 
 
-def _known(tx: Tx, request: SyncRequest, token: str) -> SupervisorRow:
-    """The row of the supervisor that calls. Raises Unauthenticated."""
-    known = supervisors.find(tx, request.job, request.attempt, request.node_rank)
-    _authenticate(known, token)
-    assert known is not None
+def _known(tx: Tx, calls: Sequence[SyncCall]) -> dict[Key, SupervisorRow]:
+    """The rows of the supervisors that call. Raises Unauthenticated."""
+    known = supervisors.find_many(tx, [call.key for call in calls])
+    for call in calls:
+        _authenticate(known.get(call.key), call.token)
     return known
 
 
@@ -158,9 +226,14 @@ def _brings_news(request: SyncRequest, known: SupervisorRow, now: int) -> bool:
 
 
 def _receive(
-    tx: Tx, request: SyncRequest, known: SupervisorRow, now: int, log_limit: int | None
-) -> tuple[int, Inbox]:
-    """Store what a call brings, but the events of its job; returns the number of the last report."""
+    tx: Tx,
+    request: SyncRequest,
+    known: SupervisorRow,
+    now: int,
+    log_limit: int | None,
+    begun: Mapping[int, GenerationRow] | None,
+) -> Inbox:
+    """Read what a call brings: the events of its job, and changes of rows that the caller stores."""
     seen_at = now if known.last_seen_at is None else known.last_seen_at
     offset = estimate_offset(
         known.clock_offset_us,
@@ -169,6 +242,7 @@ def _receive(
         since_last_us=now - seen_at,
     )
     inbox = Inbox(tx, request.job, request.attempt, request.node_rank, now, offset, log_limit)
+    inbox.known = begun
     inbox.row |= {"last_seen_at": now, "clock_offset_us": offset}
     if known.first_seen_at is None:
         inbox.row["first_seen_at"] = now
@@ -179,10 +253,7 @@ def _receive(
             read_report(inbox, report)
             last_seq = report.seq
     inbox.row["last_seq"] = last_seq
-    where = (request.job, request.attempt, request.node_rank)
-    supervisors.update(tx, *where, **inbox.row)
-    inbox.flush()
-    return last_seq, inbox
+    return inbox
 
 
 def estimate_offset(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from phalanx.core.jobs.dependencies import Dependency, DependencyKind
 from phalanx.core.jobs.model import JobState
@@ -18,6 +18,12 @@ from phalanx.store.tables import job_dependencies, jobs
 
 _BATCH = 500
 _HERE = job_dependencies.c
+# Made once: `take` runs in every transaction in which a job starts or ends.
+_SETTLED = _HERE.on_job.in_(bindparam("_nums", expanding=True)) & _HERE.kind.in_(
+    bindparam("_kinds", expanding=True)
+)
+_FIND = select(_HERE.job, _HERE.on_job, _HERE.kind).where(_SETTLED)
+_DELETE = job_dependencies.delete().where(_SETTLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +57,10 @@ def take(
     found: list[tuple[int, int, DependencyKind]] = []
     for nums, kinds in ((started, (DependencyKind.AFTER,)), (ended, tuple(DependencyKind))):
         for at in range(0, len(nums), _BATCH):
-            here = _HERE.on_job.in_(nums[at : at + _BATCH]) & _HERE.kind.in_(kinds)
-            rows = tx.conn.execute(select(_HERE.job, _HERE.on_job, _HERE.kind).where(here)).all()
+            here = {"_nums": nums[at : at + _BATCH], "_kinds": [kind.value for kind in kinds]}
+            rows = tx.conn.execute(_FIND, here).all()
             if rows:
-                tx.conn.execute(job_dependencies.delete().where(here))
+                tx.conn.execute(_DELETE, here)
             found += [(job, on_job, DependencyKind(kind)) for job, on_job, kind in rows]
     return sorted(found)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from phalanx.core.gang.placement import Node
 from phalanx.core.scheduling.index.slots import SlotIndex
 from phalanx.core.scheduling.index.topology import NodeRequest, place, request_of, suitable
 from phalanx.core.scheduling.model.planning_input import QueuedJob
+
+_KNOWN_AT_MOST = 4096
 
 
 class EmptyCluster:
@@ -24,11 +26,28 @@ class EmptyCluster:
         request = replace(request_of(job), shape=replace(job.shape, nodes=least))
         known = self._known.get(request)
         if known is None:
+            if len(self._known) >= _KNOWN_AT_MOST:
+                self._known.clear()
             known = self._known[request] = any(
                 place(self._index, one, suitable(self._index, one), one.shape) is not None
                 for one in (request, *(replace(request, shape=shape) for shape in request.splits))
             )
         return known
+
+
+class EmptyClusters:
+    """The empty cluster of the nodes that were asked about last, which is asked about again most often."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Sequence[Node], EmptyCluster] = ((), EmptyCluster(()))
+
+    def of(self, nodes: Sequence[Node]) -> EmptyCluster:
+        """The empty cluster of these nodes."""
+        known, made = self._last
+        if known is not nodes:
+            made = made if known == nodes else EmptyCluster(nodes)
+            self._last = (nodes, made)
+        return made
 
 
 def fits_ever(job: QueuedJob, nodes: Iterable[Node]) -> bool:
