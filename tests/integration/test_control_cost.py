@@ -218,3 +218,62 @@ def test_the_estimate_of_a_job_is_what_such_jobs_have_used(rig: Rig) -> None:
     rig.client.costs.set_budget("user", "ada", SetBudgetRequest(slot_hours=0))
     full = ask()
     assert full is not None and full.warnings[0].endswith("the job will not start")
+
+
+def test_prices_are_settled_as_they_were_when_slots_were_held(rig: Rig) -> None:
+    from datetime import timedelta
+    from decimal import Decimal
+
+    from phalanx.schemas.api.body import at_of
+    from phalanx.schemas.api.cost_prices import PriceRequest
+    from phalanx.services.ledger.settle import held_by
+
+    costs = rig.client.costs
+    first = PriceRequest(kind="slot", pool="local", usd=Decimal("3.6"))
+    cores = PriceRequest(kind="cpu", usd=Decimal("0.36"))
+    assert [one.unit for one in costs.set_prices([first, cores])] == ["slot-hour", "core-hour"]
+    began = rig.clock.now()
+    assert costs.set_prices([costs_again(costs, 0), costs_again(costs, 1)]) == []
+    num = rig.submit(resources={"nodes": 1, "slots_per_node": 3, "cpus": 4})
+    supervisor = launch(rig, num)
+    rig.clock.advance(100)
+    # Three slots of 1e-3 USD a second, and four cores of 1e-4.
+    seconds = (rig.clock.now() - began) / 1e6 - 4
+    assert float(rig.job(num).cost.usd) == pytest.approx(0.0034 * seconds, abs=1e-8)
+    later = at_of(rig.clock.now()) + timedelta(seconds=50)
+    costs.set_prices(
+        [PriceRequest(kind="slot", pool="local", usd=Decimal("7.2"), valid_from=later)]
+    )
+    rig.clock.advance(60)
+    supervisor.ended(0, "succeeded", step=1)
+    stored = rig.store.view(lambda tx: jobs.load(tx, num))
+    holds = held_by(stored, stored.job.attempt)
+    supervisor.leave()
+    rig.turn(1)
+    total = rig.job(num).cost
+    before, after = seconds + 50, 11
+    assert float(total.usd) == pytest.approx(0.0034 * before + 0.0064 * after, abs=1e-8)
+    assert total.held == pytest.approx(3 * (before + after))
+    # A later price changes nothing that is settled, and none can begin before its end.
+    costs.set_prices([PriceRequest(kind="slot", pool="local", usd=Decimal(100))])
+    assert rig.job(num).cost == total and costs.report("project").total == total
+    with pytest.raises(UserError, match="is settled, and settled costs never change"):
+        costs.set_prices([PriceRequest(kind="slot", usd=Decimal(1), valid_from=at_of(began + 9))])
+    assert len(costs.prices(history=True)) == 4 and len(costs.prices()) == 2
+    # The rows are what the whole table says of the same times.
+    from phalanx.store.cost import prices
+
+    table = rig.store.view(prices.table)
+    for one in ledger(rig, num):
+        if one.row.generation is not None:
+            assert table.nano_usd(holds, one.row.from_at, one.row.to_at) == one.nano_usd > 0
+
+
+def costs_again(costs, index: int):
+    """The request that set a known price."""
+    from phalanx.schemas.api.cost_prices import PriceRequest
+
+    known = sorted(costs.prices(), key=lambda one: one.kind != "slot")[index]
+    return PriceRequest(
+        kind=known.kind, pool=known.pool, usd=known.usd, valid_from=known.valid_from
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from phalanx.core.search.machine import rebuild
 from phalanx.core.search.model import Study, Unpin
 from phalanx.errors import PlatformError
 from phalanx.kit.clock import ManualClock
+from phalanx.schemas.api.cost_prices import PriceRequest
 from phalanx.schemas.api.studies import StudyView, SubmitStudyRequest, TrialView
 from phalanx.schemas.spec.study import validate_study
 from phalanx.schemas.wire import supervision as wire
@@ -416,6 +418,28 @@ def test_failures_of_infrastructure_never_count_against_a_trial(bench: Bench) ->
     )
     assert why.endswith("s-1 is succeeded (all_trials_ended)")
     bench.check_log(num)
+
+
+def test_the_money_of_a_study_is_that_of_the_ledger_at_the_prices_of_each_time(
+    bench: Bench,
+) -> None:
+    costs = bench.rig.client.costs
+    costs.set_prices([PriceRequest(usd=Decimal(3600))])
+    num = bench.submit()
+    bench.loops()
+    bench.rig.turn(1.0)
+    for trial in bench.running(num):
+        bench.train(trial)
+    bench.rig.turn(1.0)
+    costs.set_prices([PriceRequest(usd=Decimal(36))])
+    view = bench.go(num)
+    assert view.state == "succeeded"
+    ledger = costs.report("study", study=num).total
+    assert view.cost.usd == pytest.approx(float(ledger.usd or 0), abs=1e-5) and view.cost.usd > 0
+    assert 0.01 * ledger.held < view.cost.usd < ledger.held
+    mine = [one.usd for one in bench.trials(num)]
+    assert sum(mine) == pytest.approx(view.cost.usd)
+    assert max(mine) > 50 * min(mine) > 0
 
 
 def test_a_budget_ends_a_study_while_its_trials_run(bench: Bench) -> None:

@@ -29,6 +29,7 @@ from phalanx.cli.verbs.changes import clone, settings
 from phalanx.cli.verbs.cost import report as cost_verbs
 from phalanx.cli.verbs.cost.budgets import budgets_app
 from phalanx.cli.verbs.cost.estimate import estimate
+from phalanx.cli.verbs.cost.prices import prices_app
 from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
@@ -123,7 +124,7 @@ app.add_typer(sweep_app, rich_help_panel=_TRAIN)
 app.add_typer(recipe_app, rich_help_panel=_TRAIN)
 app.add_typer(bench_app, rich_help_panel=_PLATFORM)
 for _group in (
-    *(budgets_app, pools_app, nodes_app, projects_app, scheduler_app, token_app),
+    *(budgets_app, prices_app, pools_app, nodes_app, projects_app, scheduler_app, token_app),
     *(users_app, groups_app, grants_app, secrets_app),
     *(platform.admin_app, submit.spec_app),
 ):

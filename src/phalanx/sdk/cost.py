@@ -1,7 +1,8 @@
-"""The routes about cost: reports and budgets."""
+"""The routes about cost: reports, prices and budgets."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 from urllib.parse import quote
@@ -9,6 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from phalanx.schemas.api.cost import BudgetView, CostReport, SetBudgetRequest
+from phalanx.schemas.api.cost_prices import PriceRequest, PriceView, SetPricesRequest
 from phalanx.sdk.transport import V1, Transport
 
 
@@ -47,6 +49,15 @@ class CostCalls(Transport):
             "limit": limit,
         }
         return self._get(f"{V1}/cost", CostReport, params)
+
+    def prices(self, *, history: bool = False) -> list[PriceView]:
+        """Prices that count now or later; with `history` also those that counted before."""
+        return self._get(f"{V1}/cost/prices", list[PriceView], {"history": history or None})
+
+    def set_prices(self, prices: Sequence[PriceRequest]) -> list[PriceView]:
+        """Set prices, all or none; returns those that were not known. Raises UserError."""
+        body = SetPricesRequest(prices=list(prices))
+        return self._post(f"{V1}/cost/prices", body, list[PriceView])
 
     def budgets(self) -> list[BudgetView]:
         """All budgets with what was used of them."""

@@ -618,6 +618,20 @@ cost_rows = Table(
     Index(None, "from_at"),
 )
 
+# Prices with their history.
+cost_prices = Table(
+    "cost_prices",
+    metadata,
+    Column("kind", String(16), primary_key=True),  # core.cost.price_table.PriceKind
+    Column("pool", String(128), primary_key=True),  # empty: all
+    Column("slot_type", String(128), primary_key=True),  # empty: all
+    Column("spot", String(3), primary_key=True),  # yes or no; empty: both
+    _key("valid_from"),
+    Column("nano_usd", BigInteger, nullable=False),  # 1e-9 US dollars a unit of the kind
+    Column("set_at", BigInteger, nullable=False),
+    Column("set_by", String(128), nullable=False),
+)
+
 cost_budgets = Table(
     "cost_budgets",
     metadata,

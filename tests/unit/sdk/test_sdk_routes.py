@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from phalanx.errors import ServerUnavailable
 from phalanx.schemas.api.cost import SetBudgetRequest
+from phalanx.schemas.api.cost_prices import PriceRequest
 from phalanx.schemas.api.jobs import ChangeRequest, CloneRequest, SubmitRequest
 from phalanx.schemas.api.studies import (
     AskRequest,
@@ -114,6 +115,8 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "accounts.audit": lambda c: list(c.accounts.audit(actor="user:ada", outcome="denied")),
     "accounts.take": lambda c: c.accounts.take("user:ada", "vision"),
     "studies.add_trial": lambda c: c.studies.add_trial(1, {"lr": 0.1}),
+    "costs.prices": lambda c: c.costs.prices(history=True),
+    "costs.set_prices": lambda c: c.costs.set_prices([PriceRequest(usd=1)]),
     "costs.budgets": lambda c: c.costs.budgets(),
     "costs.set_budget": lambda c: c.costs.set_budget("user", "a b", SetBudgetRequest(usd=1)),
     "costs.remove_budget": lambda c: c.costs.remove_budget("job", "1"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from decimal import ROUND_HALF_EVEN, Decimal
 
 from phalanx.core.gang.placement import Node, Placement, SlotOffer
@@ -18,11 +19,6 @@ def nano_of(price: str) -> int:
     return int((Decimal(price) * NANO).to_integral_value(rounding=ROUND_HALF_EVEN))
 
 
-def held_nano_usd(offers: Iterable[SlotOffer], lasted_us: int) -> int:
-    """The price of slots that were held for so long."""
-    return sum(priced(one.num_slots * lasted_us, nano_of(one.price)) for one in offers if one.price)
-
-
 def priced(slot_us: int, nano_per_hour: int) -> int:
     """The price of slot time (microseconds times slots), rounded to the nearest nano US dollar."""
     return (slot_us * nano_per_hour + HOUR_US // 2) // HOUR_US
@@ -30,12 +26,17 @@ def priced(slot_us: int, nano_per_hour: int) -> int:
 
 def offers_of(placement: Placement, nodes: Mapping[str, Node]) -> tuple[SlotOffer, ...]:
     """The kinds of slots of a placement, with their prices; nodes that are not known offer none."""
-    counts: dict[tuple[str, bool, str], int] = {}
+    counts: dict[SlotOffer, int] = {}
     for share in placement.shares:
         node = nodes.get(share.node)
         if node is not None:
-            price = node.price_per_slot_hour
-            text = format(Decimal(str(price)), "f") if price else ""
-            kind = (node.slot_type, node.hazard_per_hour > 0, text)
+            kind = offer_of(node, 0)
             counts[kind] = counts.get(kind, 0) + len(share.slots)
-    return tuple(SlotOffer(count, *kind) for kind, count in counts.items())
+    return tuple(replace(kind, num_slots=count) for kind, count in counts.items())
+
+
+def offer_of(node: Node, slots: int) -> SlotOffer:
+    """Some slots of a node, with the price that its pool file says."""
+    price = node.price_per_slot_hour
+    text = format(Decimal(str(price)), "f") if price else ""
+    return SlotOffer(slots, node.slot_type, node.hazard_per_hour > 0, text)

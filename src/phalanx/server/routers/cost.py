@@ -12,10 +12,11 @@ from phalanx.core.cost.budgets import BudgetScope
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import NotFound
 from phalanx.schemas.api.cost import BudgetView, CostReport, SetBudgetRequest
+from phalanx.schemas.api.cost_prices import PriceView, SetPricesRequest
 from phalanx.server.access import Of, needs
 from phalanx.server.context import By, Here
 from phalanx.server.strict_requests import SearchText, StrictRoute
-from phalanx.services.cost import budgets
+from phalanx.services.cost import budgets, prices
 from phalanx.services.cost.report import cost_report, day_of
 from phalanx.store.cost.rows import CostFilter
 
@@ -82,6 +83,22 @@ def delete_budget(here: Here, scope: Scope, name: Name) -> Response:
     """Remove a budget; what it held or paused goes on."""
     budgets.remove_budget(here.platform, scope, _key(scope, name))
     return Response(status_code=204)
+
+
+@router.get("/prices", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))
+def get_prices(here: Here, history: bool = False) -> list[PriceView]:
+    """Prices that count now or later; with `history` also those that counted before."""
+    return prices.list_prices(here.platform, here.clock.now(), history=history)
+
+
+@router.post("/prices", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
+def post_prices(here: Here, caller: By, request: SetPricesRequest) -> list[PriceView]:
+    """Set prices, all or none; may be repeated. Answers with those that are new.
+
+    What is settled has its price: a price that would begin before its end is refused.
+    """
+    now = here.clock.now()
+    return prices.set_prices(here.platform, request.prices, now, actor=caller.actor)
 
 
 def _key(scope: BudgetScope, name: str) -> str:

@@ -21,7 +21,8 @@ from phalanx.core.cost.budgets import (
     percent_of,
     period_start,
 )
-from phalanx.core.cost.prices import NANO, held_nano_usd
+from phalanx.core.cost.price_table import PriceTable
+from phalanx.core.cost.prices import NANO
 from phalanx.core.cost.totals import usd_of
 from phalanx.core.jobs.events import Resumed, StopRequested
 from phalanx.core.jobs.model import JobState, StopGoal
@@ -29,10 +30,11 @@ from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import NotFound
 from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.cost import BudgetAlertView, BudgetView, SetBudgetRequest
+from phalanx.services.ledger.settle import held_by
 from phalanx.services.lifecycle.commit import QUEUE, commit_events
 from phalanx.services.platform import Platform
 from phalanx.store import jobs
-from phalanx.store.cost import budgets
+from phalanx.store.cost import budgets, prices
 from phalanx.store.cost.budgets import BUDGETS
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
@@ -67,7 +69,7 @@ def set_budget(
         before = known.get((scope, name))
         kept = fresh if before is None else replace(fresh, since=before.since, alerts=before.alerts)
         _, holding = platform.scheduler_cache.rows.jobs(tx)
-        spent = spent_of(tx, kept, holding, now)
+        spent = spent_of(tx, kept, holding, prices.table(tx), now)
         done = judged(kept, spent, now)
         budgets.put_budget(tx, done)
         tx.touched.topics.update((BUDGETS, QUEUE))
@@ -92,8 +94,9 @@ def list_budgets(platform: Platform, projects: Sequence[str] | None, now: int) -
 
     def work(tx: Tx) -> list[BudgetView]:
         _, holding = platform.scheduler_cache.rows.jobs(tx)
+        table = prices.table(tx)
         return [
-            _view(one, spent_of(tx, one, holding, now))
+            _view(one, spent_of(tx, one, holding, table, now))
             for one in budgets.budgets_now(tx)
             if projects is None or (one.scope is BudgetScope.PROJECT and one.name in projects)
         ]
@@ -134,9 +137,9 @@ def budgets_step(platform: Platform, now: int) -> None:
 
 def _apply(platform: Platform, tx: Tx, now: int) -> None:
     _, holding = platform.scheduler_cache.rows.jobs(tx)
-    known = []
+    known, table = [], prices.table(tx)
     for before in budgets.budgets_now(tx):
-        after = judged(before, spent_of(tx, before, holding, now), now)
+        after = judged(before, spent_of(tx, before, holding, table, now), now)
         known.append(after)
         if after != before:
             budgets.put_state(tx, after)
@@ -165,7 +168,9 @@ def _reason(among: list[CostBudget], stored: StoredJob) -> Reason | None:
     return Reason(ReasonCode.COST_BUDGET, f"{said}; raise the budget to continue")
 
 
-def spent_of(tx: Tx, budget: CostBudget, holding: Iterable[StoredJob], now: int) -> Spending:
+def spent_of(
+    tx: Tx, budget: CostBudget, holding: Iterable[StoredJob], table: PriceTable, now: int
+) -> Spending:
     """What a budget has used in its present period, running jobs included."""
     since = period_start(budget.period, now)
     found = budgets.settled(tx, budget, since)
@@ -176,7 +181,7 @@ def spent_of(tx: Tx, budget: CostBudget, holding: Iterable[StoredJob], now: int)
             continue
         mine = budgets.hold_reason([budget], stored.job.num, facts.project, facts.owner)
         if mine is not None:
-            lasted = max(now - max(attempt.placed_at, since or 0), 0)
-            nano_usd += held_nano_usd(attempt.offers, lasted)
-            slot_us += lasted * attempt.num_slots
+            begin = min(max(attempt.placed_at, since or 0), now)
+            nano_usd += table.nano_usd(held_by(stored, attempt), begin, now)
+            slot_us += (now - begin) * attempt.num_slots
     return Spending(nano_usd, slot_us)

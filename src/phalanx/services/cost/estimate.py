@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from phalanx.core.cost.budgets import CostBudget, limit_text, percent_of
-from phalanx.core.cost.prices import nano_of, priced
+from phalanx.core.cost.price_table import Held, PriceTable
+from phalanx.core.cost.prices import offer_of, priced
 from phalanx.core.cost.totals import usd_of
 from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.model import JobPolicy
@@ -19,7 +20,7 @@ from phalanx.services.cost.budgets import spent_of
 from phalanx.services.lifecycle.admission import facts_of
 from phalanx.services.platform import Platform
 from phalanx.store import jobs
-from phalanx.store.cost import budgets
+from phalanx.store.cost import budgets, prices
 from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFacts
 
@@ -45,10 +46,11 @@ def estimate(platform: Platform, policy: JobPolicy, facts: JobFacts, now: int) -
     platform.store.view(lambda tx: cache.host.note_finished(cache.rows.newly_finished(tx)))
     history = cache.host.history
     key = KindKey(facts.project, kind_of(facts.owner, facts.name), size_class(slots))
+    table = platform.store.view(prices.table)
     try:
-        price = _dearest(facts, platform.cluster())
+        price = _dearest(policy, facts, platform.cluster(), table, now)
     except ExecutorUnavailable:
-        price = ""
+        price = 0
     found = [history.quantile_slot_s(key, quantile) for quantile in _QUANTILES]
     if limit_s is not None:
         found = [limit_s * slots if one is None else min(one, limit_s * slots) for one in found]
@@ -63,13 +65,13 @@ def estimate(platform: Platform, policy: JobPolicy, facts: JobFacts, now: int) -
         p50=points[0],
         p90=points[1],
         basis=basis,
-        usd_per_slot_hour=usd_of(nano_of(price)) if price else None,
+        usd_per_slot_hour=usd_of(price) if price else None,
         warnings=_warnings(platform, facts, points[1], now),
     )
 
 
-def _point(slot_s: float, slots: int, price: str) -> EstimatePointView:
-    nano = priced(round(slot_s * _US), nano_of(price))
+def _point(slot_s: float, slots: int, price: int) -> EstimatePointView:
+    nano = priced(round(slot_s * _US), price)
     return EstimatePointView(
         slot_hours=slot_s / 3600,
         duration_s=slot_s / max(slots, 1),
@@ -77,16 +79,18 @@ def _point(slot_s: float, slots: int, price: str) -> EstimatePointView:
     )
 
 
-def _dearest(facts: JobFacts, nodes: Iterable[Node]) -> str:
-    """The highest price of a slot that the job may get; empty where none has a price."""
+def _dearest(
+    policy: JobPolicy, facts: JobFacts, nodes: Iterable[Node], table: PriceTable, now: int
+) -> int:
+    """The highest price of a slot that the job may get, with its CPU cores; 0 where none has a price."""
     pools, wanted = set(facts.pools), facts.demand.slot_type
-    prices = [
-        one.price_per_slot_hour
+    cpus, slots = facts.cpus_per_node * policy.shape.nodes, max(policy.shape.num_slots, 1)
+    kinds = {
+        Held(one.pool, (offer_of(one, slots),), cpus)
         for one in nodes
         if (not pools or one.pool in pools) and (not wanted or one.slot_type == wanted)
-    ]
-    highest = max(prices, default=0.0)
-    return f"{highest}" if highest else ""
+    }
+    return max((table.nano_per_hour(one, now) // slots for one in kinds), default=0)
 
 
 def _warnings(
@@ -99,11 +103,14 @@ def _warnings(
         if not known:
             return []
         _, holding = platform.scheduler_cache.rows.jobs(tx)
+        table = prices.table(tx)
         mine = [one for one in known if budgets.hold_reason([one], 0, facts.project, facts.owner)]
         return [
             said
             for one in mine
-            if (said := _exceeded(one, percent_of(one, spent_of(tx, one, holding, now)), p90))
+            if (
+                said := _exceeded(one, percent_of(one, spent_of(tx, one, holding, table, now)), p90)
+            )
         ]
 
     return platform.store.view(work)

@@ -15,10 +15,10 @@ from phalanx.core.cost.ledger import (
     rows_of,
     slices_of,
 )
-from phalanx.core.cost.prices import held_nano_usd
+from phalanx.core.cost.price_table import Held, PriceTable
 from phalanx.core.jobs.model import Attempt, Job, JobState, StopGoal
 from phalanx.core.reasons import ReasonCode
-from phalanx.store.cost import rows
+from phalanx.store.cost import prices, rows
 from phalanx.store.cost.rows import CostOwner, CostRow
 from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFacts, StoredJob
@@ -36,8 +36,12 @@ def settle(tx: Tx, changed: Sequence[tuple[StoredJob, Job]], now: int) -> None:
     for before, job in changed:
         if before.job.state is JobState.QUEUED and job.state is not JobState.QUEUED:
             found += waiting_rows(before, now)
-    found += [row for one in attempt_rows(tx, over, now, ended=True).values() for row in one]
     rows.add_many(tx, found)
+    if over:
+        # Before prices are read: a price that is set meanwhile waits, or is seen (docs/decisions/0096).
+        rows.lock(tx)
+        settled = attempt_rows(tx, over, prices.table(tx), now, ended=True)
+        rows.add_many(tx, [row for one in settled.values() for row in one])
 
 
 def live_rows(tx: Tx, live: Sequence[StoredJob], now: int) -> dict[int, list[CostRow]]:
@@ -46,7 +50,9 @@ def live_rows(tx: Tx, live: Sequence[StoredJob], now: int) -> dict[int, list[Cos
         one.job.num: waiting_rows(one, now) for one in live if one.job.state is JobState.QUEUED
     }
     holding = [one for one in live if one.job.attempt is not None]
-    return found | attempt_rows(tx, holding, now, ended=False)
+    if not holding:
+        return found
+    return found | attempt_rows(tx, holding, prices.table(tx), now, ended=False)
 
 
 def waiting_rows(stored: StoredJob, now: int) -> list[CostRow]:
@@ -59,7 +65,7 @@ def waiting_rows(stored: StoredJob, now: int) -> list[CostRow]:
 
 
 def attempt_rows(
-    tx: Tx, held: Sequence[StoredJob], now: int, *, ended: bool
+    tx: Tx, held: Sequence[StoredJob], table: PriceTable, now: int, *, ended: bool
 ) -> dict[int, list[CostRow]]:
     """The rows of the live attempts of some jobs up to `now`, by job; `ended`: they end now."""
     nums = [one.job.num for one in held]
@@ -76,16 +82,38 @@ def attempt_rows(
         known = times.get(job.num, [])
         history = _history(tx, stored, known, ends.get(job.num), now if ended else None)
         parts = rows_of(slices_of(history, now), attempt.num_slots)
-        found[job.num] = [_row(stored, attempt, history.ended_by, one) for one in parts]
+        holds = held_by(stored, attempt)
+        found[job.num] = [
+            _row(
+                stored,
+                attempt,
+                history.ended_by,
+                one,
+                table.nano_usd(holds, one.from_at, one.to_at),
+            )
+            for one in parts
+        ]
     return found
 
 
+def held_by(stored: StoredJob, attempt: Attempt) -> Held:
+    """What an attempt holds, as prices see it: the CPU cores are those that the job asked for."""
+    others = stored.job.policy.roles
+    main = len(attempt.placement.shares) - sum(one.nodes for one in others)
+    cpus = max(main, 0) * stored.facts.cpus_per_node
+    cpus += sum(one.nodes * one.cpus_per_node for one in others)
+    return Held(attempt.placement.pool, attempt.offers, cpus)
+
+
 def _row(
-    stored: StoredJob, attempt: Attempt, ended_by: Interruption | None, one: AccountRow
+    stored: StoredJob,
+    attempt: Attempt,
+    ended_by: Interruption | None,
+    one: AccountRow,
+    nano_usd: int,
 ) -> CostRow:
     owner, pool = _owner(stored.job.num, stored.facts), attempt.placement.pool
-    price = held_nano_usd(attempt.offers, one.to_at - one.from_at)
-    return CostRow(owner, attempt.num, pool, ended_by, one, price)
+    return CostRow(owner, attempt.num, pool, ended_by, one, nano_usd)
 
 
 def _owner(num: int, facts: JobFacts) -> CostOwner:

@@ -7,15 +7,16 @@ alone until that has been carried out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from phalanx.core.gang.placement import Node
-from phalanx.core.jobs.model import HOLDING, TERMINAL, Job, JobState
+from phalanx.core.cost.prices import NANO
+from phalanx.core.jobs.model import TERMINAL, Job, JobState
 from phalanx.core.reasons import ReasonCode
 from phalanx.core.search import events as e
 from phalanx.core.search.model import PLACED, SearchCode, Trial, TrialStatus
 from phalanx.services.studies.commit import StudyWork
-from phalanx.store import events, jobs
+from phalanx.store import jobs
+from phalanx.store.cost.rows import nano_usd_of_trial
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
 from phalanx.store.studies import commands, rows, trial_reports
@@ -54,12 +55,11 @@ def read_jobs(
     nums: Iterable[int],
     reports: Sequence[TrialReportRow],
     newest: int,
-    prices: Mapping[str, float],
 ) -> None:
     """Apply what these jobs and reports say to their studies; jobs that run no trial are skipped.
 
     `newest` is the id of the last report that was read: a job may have reported and ended since, and its
-    end comes behind all of its reports. `prices` are those of nodes for a slot and an hour, in US dollars.
+    end comes behind all of its reports.
     """
     wanted = sorted({*nums, *(one.job for one in reports)})
     found = work.platform.scheduler_cache.rows.some(work.tx, wanted)
@@ -75,7 +75,7 @@ def read_jobs(
     for report in (*reports, *(one for one in late if one.job in ended)):
         by_job.setdefault(report.job, []).append(report)
     for num in sorted(ours):
-        _read_job(work, ours[num], by_job.get(num, []), busy, prices)
+        _read_job(work, ours[num], by_job.get(num, []), busy)
 
 
 def _read_job(
@@ -83,7 +83,6 @@ def _read_job(
     stored: StoredJob,
     reports: Sequence[TrialReportRow],
     busy: set[tuple[int, int]],
-    prices: Mapping[str, float],
 ) -> None:
     study, number = stored.facts.study, stored.facts.trial
     assert study is not None and number is not None
@@ -99,13 +98,11 @@ def _read_job(
     ]
     if (study, number) not in busy:
         # What ends a trial comes behind its reports.
-        found += _changes(work, trial, stored, prices)
+        found += _changes(work, trial, stored)
     work.apply(study, found)
 
 
-def _changes(
-    work: StudyWork, trial: Trial, stored: StoredJob, prices: Mapping[str, float]
-) -> list[e.StudyEvent]:
+def _changes(work: StudyWork, trial: Trial, stored: StoredJob) -> list[e.StudyEvent]:
     """What the state of a trial's job says that the study does not know yet."""
     job, number = stored.job, trial.number
     if job.state is JobState.RUNNING and trial.status is TrialStatus.WAITING:
@@ -113,11 +110,11 @@ def _changes(
     if job.state not in _LEFT:
         return []
     if job.state is JobState.PAUSED:
-        return _paused(work, trial, stored, prices)
+        return _paused(work, trial, stored)
     if trial.is_over and trial.slot_s >= job.attained_slot_s:
         return []
     started = [e.TrialStarted(number)] if _started_unseen(trial, job) else []
-    slot_s, usd = used(work.tx, stored, prices)
+    slot_s, usd = used(work.tx, stored)
     outcome, reason = outcome_of(job)
     if outcome is e.TrialOutcome.SUCCEEDED and trial.last is None:
         reason = _without_objective(work, stored)
@@ -140,9 +137,7 @@ def _started_unseen(trial: Trial, job: Job) -> bool:
     return trial.status is TrialStatus.WAITING and job.started_at is not None
 
 
-def _paused(
-    work: StudyWork, trial: Trial, stored: StoredJob, prices: Mapping[str, float]
-) -> list[e.StudyEvent]:
+def _paused(work: StudyWork, trial: Trial, stored: StoredJob) -> list[e.StudyEvent]:
     job = stored.job
     if trial.status not in PLACED:
         return []
@@ -151,7 +146,7 @@ def _paused(
     by_user = by_user and not job.reason.message.startswith(BY_STUDY)
     if by_user and trial.reason.code is SearchCode.PAUSE_REQUESTED:
         return []
-    slot_s, usd = used(work.tx, stored, prices)
+    slot_s, usd = used(work.tx, stored)
     checkpoint = job.progress.checkpoint_path
     return [e.TrialPaused(trial.number, checkpoint, slot_s, usd, by_user)]
 
@@ -178,42 +173,15 @@ def outcome_of(job: Job) -> tuple[e.TrialOutcome, str]:
 # -- cost ----------------------------------------------------------------------------------------
 
 
-def prices_of(nodes: Sequence[Node]) -> dict[str, float]:
-    """US dollars for a slot and an hour by node; empty where no pool has prices."""
-    return {node.id: node.price_per_slot_hour for node in nodes if node.price_per_slot_hour}
+def used(tx: Tx, stored: StoredJob) -> tuple[float, float]:
+    """Slot-seconds and US dollars of all jobs that a trial had, as far as their attempts are over.
 
-
-def used(tx: Tx, stored: StoredJob, prices: Mapping[str, float]) -> tuple[float, float]:
-    """Slot-seconds and US dollars of all jobs that a trial had, as far as their attempts are over."""
+    The money is that of the cost ledger.
+    """
     study, number = stored.facts.study, stored.facts.trial
     assert study is not None and number is not None
     spent = jobs.slot_seconds(tx, study, number)
-    usd = (
-        sum(usd_of(events.of_job(tx, num, limit=100_000), prices) for num in spent)
-        if prices
-        else 0.0
-    )
-    return sum(spent.values()), usd
-
-
-def usd_of(log: Sequence[events.StoredEvent], prices: Mapping[str, float]) -> float:
-    """The price of a job's attempts, from its events: slots × time × price of their nodes."""
-    holding = {state.value for state in HOLDING}
-    total, since, rate = 0.0, 0, 0.0
-    for event in log:
-        if event.kind == "attempt_placed":
-            since, rate = event.at, _rate(event.data, prices)
-        elif rate and event.state not in holding:
-            total, rate = total + (event.at - since) * rate, 0.0
-    return total
-
-
-def _rate(placed: Mapping[str, object], prices: Mapping[str, float]) -> float:
-    """US dollars a microsecond of one placement."""
-    placement = placed.get("placement")
-    shares = placement.get("shares", []) if isinstance(placement, Mapping) else []
-    hourly = sum(len(share["slots"]) * prices.get(share["node"], 0.0) for share in shares)
-    return hourly / 3600 / _US
+    return sum(spent.values()), nano_usd_of_trial(tx, study, number) / NANO
 
 
 def new_reports(tx: Tx, last: int | None, live: Sequence[int]) -> tuple[int, list[TrialReportRow]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.core.gang.placement import Node
 from phalanx.core.search.machine import due
 from phalanx.services.platform import Platform
 from phalanx.services.studies import facts
@@ -35,7 +34,6 @@ class _Found:
     """What is to be done for studies at one moment."""
 
     nums: set[int]  # jobs of trials to look at
-    nodes: tuple[Node, ...]  # with their prices; empty without jobs to look at
     newest: int  # number of the last report
     reports: list[TrialReportRow]  # that are new
     waking: list[int]  # studies with a timer that is due
@@ -48,9 +46,7 @@ def _round(platform: Platform, now: int) -> tuple[bool, int | None]:
     cache = platform.studies
     changed = cache.take()
     try:
-        # Nodes have the prices of trials that have ended: other news does not wait for them.
-        real = tuple(platform.executor.inventory()) if changed or cache.last_report is None else ()
-        found = platform.store.view(lambda tx: _look(platform, tx, real, changed, now))
+        found = platform.store.view(lambda tx: _look(platform, tx, changed, now))
         told, first_at = _apply(platform, found, now)
     except BaseException:
         cache.note(changed)
@@ -65,16 +61,13 @@ def _earliest(*times: int | None) -> int | None:
     return min((at for at in times if at is not None), default=None)
 
 
-def _look(
-    platform: Platform, tx: Tx, real: tuple[Node, ...], changed: set[int], now: int
-) -> _Found:
+def _look(platform: Platform, tx: Tx, changed: set[int], now: int) -> _Found:
     last = platform.studies.last_report
     live = facts.live_jobs(tx) if last is None else []
     nums = {*changed, *live}
     wake_at, command_at = rows.next_wake_at(tx), commands.next_at(tx, only_asks=False)
     return _Found(
         nums,
-        platform.scheduler_cache.rows.nodes(tx, real) if nums else (),
         *facts.new_reports(tx, last, live),
         waking=rows.waking(tx, now, _WAKING) if wake_at is not None and wake_at <= now else [],
         commands=open_commands(tx, now) if command_at is not None and command_at <= now else [],
@@ -89,10 +82,9 @@ def _apply(platform: Platform, found: _Found, now: int) -> tuple[bool, int | Non
     """
     if not (found.nums or found.reports or found.waking):
         return False, None
-    prices = facts.prices_of(found.nodes)
 
     def work(here: StudyWork) -> StudyWork:
-        facts.read_jobs(here, found.nums, found.reports, found.newest, prices)
+        facts.read_jobs(here, found.nums, found.reports, found.newest)
         here.load(found.waking)
         for num in found.waking:
             if here.has(num):

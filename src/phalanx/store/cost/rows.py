@@ -41,6 +41,9 @@ _LAST_ENDS = (
     .where(cost_rows.c.job.in_(_JOBS), cost_rows.c.generation.is_not(None))
     .order_by(cost_rows.c.job, cost_rows.c.from_at)
 )
+_TRIAL_USD = select(func.sum(cost_rows.c.nano_usd)).where(
+    cost_rows.c.study == bindparam("_study"), cost_rows.c.trial == bindparam("_trial")
+)
 _BATCH = 500
 LABEL = "label:"
 """How a group begins that is a label of jobs."""
@@ -76,6 +79,11 @@ def add_many(tx: Tx, found: Sequence[CostRow]) -> None:
         first = take_numbers(tx, "cost_row", len(found))
         table = [{"id": first + index, **_columns(one)} for index, one in enumerate(found)]
         tx.conn.execute(_INSERT, table)
+
+
+def lock(tx: Tx) -> None:
+    """Order this transaction among those that write rows or set prices; numbers are taken in that order."""
+    take_numbers(tx, "cost_row", 0)
 
 
 def _columns(one: CostRow) -> dict[str, Any]:
@@ -199,6 +207,11 @@ def sums(tx: Tx, by: str, wanted: CostFilter, *, after: int = 0) -> dict[str, To
         )
         for row in tx.conn.execute(query)
     }
+
+
+def nano_usd_of_trial(tx: Tx, study: int, trial: int) -> int:
+    """The money of all settled rows of a trial's jobs."""
+    return int(tx.conn.execute(_TRIAL_USD, {"_study": study, "_trial": trial}).scalar() or 0)
 
 
 def key_of(one: CostRow, by: str, labels: Mapping[str, str]) -> str:
