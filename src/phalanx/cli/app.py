@@ -37,6 +37,7 @@ from phalanx.cli.verbs.secrets import secrets_app
 from phalanx.cli.verbs.studies.sweep import sweep_app
 from phalanx.cli.verbs.tenancy.accounts import grants_app, groups_app, users_app, whoami
 from phalanx.cli.verbs.tenancy.audit import audit
+from phalanx.cli.verbs.tenancy.login import login, logout
 from phalanx.cli.verbs.tokens import token_app
 
 _TRAIN, _LOOK, _STEER, _PLATFORM = "Train", "Look", "Steer", "Platform"
@@ -108,6 +109,8 @@ for _verb, _panel in (
     (jobs.pause, _STEER),
     (jobs.resume, _STEER),
     (settings.update, _STEER),
+    (login, _PLATFORM),
+    (logout, _PLATFORM),
     (whoami, _PLATFORM),
     (audit, _PLATFORM),
     (platform.up, _PLATFORM),

@@ -12,6 +12,7 @@ from phalanx.core.tenancy.roles import UserRole
 from phalanx.schemas.api.accounts import (
     AccountView,
     AddAccountRequest,
+    ChangeAccountRequest,
     GrantRequest,
     GrantView,
     GroupView,
@@ -20,7 +21,15 @@ from phalanx.schemas.api.accounts import (
     WhoAmIView,
 )
 from phalanx.schemas.api.audit import AuditEntryView, AuditPage
-from phalanx.sdk.transport import V1, Transport, encode, raise_for
+from phalanx.schemas.api.login import (
+    BrowserLogin,
+    DeviceLogin,
+    FinishLoginRequest,
+    LoginResult,
+    LoginView,
+    StartBrowserRequest,
+)
+from phalanx.sdk.transport import V1, Transport, encode, raise_for, read
 
 
 class AccountCalls(Transport):
@@ -33,6 +42,32 @@ class AccountCalls(Transport):
         """The account of this client's token, its roles, and what it may do."""
         return self._get(f"{V1}/whoami", WhoAmIView)
 
+    def login_provider(self) -> LoginView:
+        """The identity provider of the control plane. Raises NotFound where there is none."""
+        return self._get(f"{V1}/login", LoginView)
+
+    def start_device_login(self) -> DeviceLogin:
+        """Begin a login that the user confirms on any device. Needs no token."""
+        headers = {"Content-Type": "application/json"}
+        response = self._send("POST", f"{V1}/login/device", headers=headers)
+        raise_for(response)
+        return read(DeviceLogin, response)
+
+    def start_browser_login(self, redirect_uri: str) -> BrowserLogin:
+        """Begin a login in a browser, which brings a code back to an address of this machine."""
+        body = StartBrowserRequest(redirect_uri=redirect_uri)
+        return self._post(f"{V1}/login/browser", body, BrowserLogin)
+
+    def finish_login(
+        self, login: str, *, code: str | None = None, state: str | None = None
+    ) -> LoginResult:
+        """End a login; without a token in the result its user has not confirmed it yet.
+
+        Raises Unauthenticated and PermissionDenied where it is refused.
+        """
+        body = FinishLoginRequest(login=login, code=code, state=state)
+        return self._post(f"{V1}/login/finish", body, LoginResult)
+
     def accounts(self) -> list[AccountView]:
         """Users and service accounts with their groups and roles."""
         return self._get(f"{V1}/accounts", list[AccountView])
@@ -40,6 +75,19 @@ class AccountCalls(Transport):
     def add(self, name: str, kind: Literal["user", "service"] = "user") -> AccountView:
         """Add a user or a service account. Raises Conflict for one that is there."""
         return self._post(f"{V1}/accounts", AddAccountRequest(kind=kind, name=name), AccountView)
+
+    def change(
+        self, id: str, *, disabled: bool | None = None, subject: str | None = None
+    ) -> AccountView:
+        """Disable or enable an account, or say which subject of the provider logs in as it.
+
+        Raises NotFound, Conflict.
+        """
+        given = {"disabled": disabled, "subject": subject}
+        body = ChangeAccountRequest.model_validate(
+            {name: one for name, one in given.items() if one is not None}
+        )
+        return self._patch(f"{V1}/accounts/{id}", body, AccountView)
 
     def remove(self, id: str) -> None:
         """Remove an account, such as `user:ada`, with its tokens and roles. Raises NotFound."""

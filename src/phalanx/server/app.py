@@ -59,6 +59,7 @@ from phalanx.server.settings import (
 from phalanx.server.sync_batches import SyncBatches
 from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.lifecycle.numbers import continue_numbers
+from phalanx.services.login.provider import IdentityProvider
 from phalanx.services.platform import Clusters, NoClusters, Platform
 from phalanx.services.resources.pools import apply_pools
 from phalanx.services.secrets.values import adopt_files
@@ -92,6 +93,12 @@ def policy_of(settings: SchedulerSettings) -> PlanningPolicy:
         constants["hysteresis"] = settings.peer_hysteresis
     start = PlanningPolicy(half_life_s=settings.usage_half_life_s, constants=constants)
     return start.under(settings.policy)
+
+
+def provider_of(settings: Settings, clock: Clock) -> IdentityProvider | None:
+    """The identity provider of `phalanx login`; None: none is configured. Raises SpecInvalid."""
+    config = settings.login.resolved()
+    return None if config is None else IdentityProvider(config, clock.monotonic)
 
 
 def derived_key(token: str) -> bytes:
@@ -136,6 +143,7 @@ def build_context(  # noqa: PLR0913
         presence=Presence(clock.monotonic()),
         started_at=clock.now(),
         leadership=Leadership(store, clock, replica),
+        login=provider_of(settings, clock),
     )
     store.on_commit(context.notifier.touched)
     store.audit_with(audit.before_commit)

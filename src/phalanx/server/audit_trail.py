@@ -23,7 +23,7 @@ from phalanx.store.tenancy.audit import CHANGED, DENIED, READ, AuditedRequest, A
 
 _LOG = logging.getLogger(__name__)
 _SAFE = frozenset({"GET", "HEAD"})
-_SIGN_IN = "/login"
+_SIGN_INS = frozenset({"/login", "/login/callback", "/api/v1/login/finish"})
 
 
 class AuditTrail:
@@ -38,7 +38,7 @@ class AuditTrail:
     def changes(self, scope: Scope) -> Iterator[None]:
         """Have the transactions of a request that may change something append its rows."""
         needed = self._table.find(scope["method"], scope["path"])
-        signs_in = needed.route == _SIGN_IN
+        signs_in = needed.route in _SIGN_INS
         if not signs_in and (scope["method"] in _SAFE or not needed.access.needs_caller):
             yield
             return

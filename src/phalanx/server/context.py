@@ -14,13 +14,16 @@ from anyio.lowlevel import RunVar
 from fastapi import Depends, Request
 
 from phalanx.core.tenancy.principals import Caller
+from phalanx.errors import NotFound, TooManyRequests
 from phalanx.kit.clock import Clock
 from phalanx.server.leadership import Leadership
 from phalanx.server.notifier import Notifier, wait_for
 from phalanx.server.settings import Settings
+from phalanx.services.login.provider import IdentityProvider
 from phalanx.services.platform import Platform
 
 T = TypeVar("T")
+_MAX_WAITING_LOGINS = 16
 # Interval between looks while no changes of other replicas arrive.
 _DEAF_S = 1.0
 
@@ -38,6 +41,7 @@ class Threads(Enum):
     SUPERVISORS = ("supervisors", 16)
     LOOPS = ("loops", 12)
     LEASE = ("lease", 3)
+    LOGIN = ("login", 4)
 
 
 @dataclass(slots=True)
@@ -69,9 +73,18 @@ class Context:
     presence: Presence  # the last client and open requests
     started_at: int  # µs UTC
     leadership: Leadership  # whether this process runs the loops
+    login: IdentityProvider | None = None  # the provider of `phalanx login`; None: it is off
     #: time of the last completed step of each loop, on the monotonic clock
     beats: dict[str, float] = field(default_factory=dict)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set to end the process
+
+    def provider(self) -> IdentityProvider:
+        """The identity provider of `phalanx login`. Raises NotFound."""
+        if self.login is None:
+            raise NotFound(
+                "no identity provider is configured here", "docs/how-to/login.md says how to"
+            )
+        return self.login
 
     async def poll_until(
         self,
@@ -132,3 +145,10 @@ def limiter(pool: Threads) -> CapacityLimiter:
 async def in_thread(work: Callable[..., T], *args: object, pool: Threads = Threads.READS) -> T:
     """Run blocking work in a worker thread of a pool."""
     return await to_thread.run_sync(work, *args, limiter=limiter(pool))
+
+
+async def asking_provider(work: Callable[[], T]) -> T:
+    """Run work that asks the identity provider. Raises TooManyRequests: its callers have no token."""
+    if limiter(Threads.LOGIN).statistics().tasks_waiting >= _MAX_WAITING_LOGINS:
+        raise TooManyRequests("too many logins are being served", "try again")
+    return await in_thread(work, pool=Threads.LOGIN)

@@ -18,10 +18,12 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from phalanx.checkpoint.encryption import parse_keys
 from phalanx.core.scheduling import DEFAULT_POLICY, PlannerConfig
+from phalanx.core.tenancy.identities import ClaimNames
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
 from phalanx.kit.units import parse_duration, parse_size
 from phalanx.launch.linux import replace_environment
+from phalanx.services.login.provider import LoginConfig, is_protected
 from phalanx.store.secrets.envelope import GivenKeys, KeyWrapper
 
 _PREFIX = "PHALANX__"
@@ -223,6 +225,78 @@ class ApiSettings(SettingsGroup):
     )
 
 
+class LoginSettings(SettingsGroup):
+    """`phalanx login` over an OpenID Connect provider."""
+
+    issuer: Annotated[str, Field(max_length=200, pattern="^https?://[!-~]+$")] | None = Field(
+        default=None,
+        description="URL of the identity provider, exactly as its discovery document names it; absent: "
+        "`phalanx login` is off.",
+    )
+    client_id: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
+        default=None, description="Id under which the provider knows this control plane."
+    )
+    client_secret: str | None = Field(
+        default=None,
+        repr=False,
+        description="Secret of the client, or `file:PATH` of a file that contains it; absent: a public "
+        "client.",
+    )
+    provider_name: Annotated[str, Field(max_length=100)] = Field(
+        default="the identity provider", description="Name of the provider for users."
+    )
+    scopes: tuple[str, ...] = Field(
+        default=("openid", "profile"), description="Scopes that are asked of the provider."
+    )
+    name_claim: Annotated[str, Field(min_length=1, max_length=100)] = Field(
+        default="preferred_username",
+        description="Claim with the name of the account that the first login makes.",
+    )
+    groups_claim: Annotated[str, Field(min_length=1, max_length=100)] | None = Field(
+        default=None,
+        description="Claim with the groups of a user, which become its groups here; absent: the provider "
+        "names none.",
+    )
+    token_s: Annotated[float, BeforeValidator(_age), Field(ge=60, le=31 * 86400)] = Field(
+        default=12 * 3600.0, description="Lifetime of a token that a login ends in, such as `12h`."
+    )
+
+    def resolved(self) -> LoginConfig | None:
+        """The provider and this client; None: no logins. Raises SpecInvalid, which quotes no secret."""
+        if self.issuer is None:
+            return None
+        name = _variable(("login", "issuer"))
+        if not is_protected(self.issuer, local=True):
+            raise SpecInvalid([Problem(name, "must begin with https://")])
+        if self.client_id is None:
+            said = "is required beside the issuer"
+            raise SpecInvalid([Problem(_variable(("login", "client_id")), said)])
+        if "openid" not in self.scopes:
+            said = "must contain openid"
+            raise SpecInvalid([Problem(_variable(("login", "scopes")), said)])
+        return LoginConfig(
+            issuer=self.issuer,
+            client_id=self.client_id,
+            client_secret=self._secret(),
+            provider_name=self.provider_name,
+            scopes=self.scopes,
+            claims=ClaimNames(self.name_claim, self.groups_claim),
+            token_s=self.token_s,
+        )
+
+    def _secret(self) -> str | None:
+        given = self.client_secret
+        if not given or not given.startswith("file:"):
+            return given or None
+        path = Path(given.removeprefix("file://").removeprefix("file:"))
+        try:
+            return path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            said = error.strerror if isinstance(error, OSError) else "it is not text"
+            name = _variable(("login", "client_secret"))
+            raise SpecInvalid([Problem(name, f"{path} cannot be read: {said}")]) from None
+
+
 class Settings(BaseSettings):
     """All settings of a control plane."""
 
@@ -232,6 +306,7 @@ class Settings(BaseSettings):
 
     database: DatabaseSettings = DatabaseSettings()
     secrets: SecretSettings = SecretSettings()
+    login: LoginSettings = LoginSettings()
     loops: LoopSettings = LoopSettings()
     api: ApiSettings = ApiSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
@@ -265,11 +340,12 @@ def read_settings() -> Settings:
 
 
 def hide_secret_settings() -> None:
-    """Remove the URL of the database and the master keys from this process's environment.
+    """Remove the database's URL, master keys and the client's secret from this process's environment.
 
     No job inherits them or finds them in `/proc`.
     """
-    for name in (_variable(("database", "url")), _variable(("secrets", "key"))):
+    hidden = (("database", "url"), ("secrets", "key"), ("login", "client_secret"))
+    for name in map(_variable, hidden):
         given = os.environ.get(name)  # noqa: TID251
         if given:
             with contextlib.suppress(OSError):  # set after the start: `/proc` does not show it

@@ -19,6 +19,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
     text,
 )
 
@@ -441,6 +442,9 @@ accounts = Table(
     Column("id", String(140), primary_key=True),  # such as user:ada
     Column("created_at", BigInteger, nullable=False),
     Column("created_by", String(140), nullable=False),
+    Column("identity", String(512)),  # core.tenancy.identities: issuer and subject that log in
+    Column("disabled_at", BigInteger),  # µs UTC; NULL: it may log in
+    Index(None, "identity", unique=True),
 )
 
 # A group is there as long as it has a member or a role.
@@ -449,6 +453,7 @@ group_members = Table(
     metadata,
     Column("group_id", String(140), primary_key=True),  # such as group:ml
     Column("member", String(140), primary_key=True),  # id of an account
+    Column("from_login", Boolean, nullable=False, server_default=false()),  # by its provider
     Index(None, "member"),
 )
 

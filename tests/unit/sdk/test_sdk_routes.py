@@ -32,6 +32,7 @@ from phalanx.server.routers import (
     audit,
     cost,
     jobs,
+    logins,
     platform,
     resources,
     studies,
@@ -107,6 +108,11 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "accounts.who_am_i": lambda c: c.accounts.who_am_i(),
     "accounts.accounts": lambda c: c.accounts.accounts(),
     "accounts.add": lambda c: c.accounts.add("ada"),
+    "accounts.change": lambda c: c.accounts.change("user:ada", disabled=True),
+    "accounts.login_provider": lambda c: c.accounts.login_provider(),
+    "accounts.start_device_login": lambda c: c.accounts.start_device_login(),
+    "accounts.start_browser_login": lambda c: c.accounts.start_browser_login("http://x"),
+    "accounts.finish_login": lambda c: c.accounts.finish_login("sealed"),
     "accounts.remove": lambda c: c.accounts.remove("user:ada"),
     "accounts.groups": lambda c: c.accounts.groups(),
     "accounts.set_group": lambda c: c.accounts.set_group("group:ml", []),
@@ -128,7 +134,8 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
 def routes() -> dict[tuple[str, str], set[str]]:
     """Method and path pattern of every route, with the names of its query parameters."""
     app = FastAPI()
-    for module in (jobs, telemetry, resources, platform, tokens, studies, cost, accounts, audit):
+    parts = (jobs, telemetry, resources, platform, tokens, studies, cost, accounts, audit, logins)
+    for module in parts:
         app.include_router(module.router)
     found = {}
     for path, methods in app.openapi()["paths"].items():

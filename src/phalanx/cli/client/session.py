@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from phalanx.cli.client import embedded
+from phalanx.cli.client import embedded, logins
 from phalanx.cli.client.invocation import Invocation
 from phalanx.cli.terminal.output import note
 from phalanx.errors import NotFound, PlatformError, ServerUnavailable, UserError
+from phalanx.kit.clock import SystemClock
 from phalanx.kit.text import parse_job_label
 
 if TYPE_CHECKING:
@@ -73,7 +74,17 @@ class Session:
     def _remote_token(self) -> str:
         if self.token:
             return self.token
-        raise UserError("--url needs a token", "give --token or set PHALANX_TOKEN")
+        assert self.url is not None
+        found = logins.find(self.invocation, self.url)
+        if found is not None and found.expires_at.timestamp() * 1e6 > SystemClock().now():
+            return found.token
+        said = "--url needs a token" if found is None else f"the login at {self.url} has expired"
+        raise UserError(said, "run `phalanx login`, give --token or set PHALANX_TOKEN")
+
+    def is_logged_in(self) -> bool:
+        """Whether the token of this invocation is that of a login."""
+        stored = self.url is not None and logins.find(self.invocation, self.url)
+        return bool(stored) and not self.token
 
     @contextlib.contextmanager
     def client(self) -> Iterator[PhalanxClient]:

@@ -9,6 +9,7 @@ from pydantic import Field
 from phalanx.core.contract.access import Scope
 from phalanx.core.tenancy.roles import Permission, UserRole
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody
+from phalanx.schemas.api.credentials import TokenView
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}"
 AccountName = Annotated[str, Field(pattern=f"^{_PART}$")]
@@ -26,12 +27,21 @@ class AddAccountRequest(RequestBody):
     name: AccountName
 
 
+class ChangeAccountRequest(RequestBody):
+    """Changes of an account; what is absent stays."""
+
+    disabled: bool | None = None  # true: it may not log in, and its tokens end
+    subject: Annotated[str, Field(min_length=1, max_length=255)] | None = None  # what logs in as it
+
+
 class AccountView(ResponseBody):
     """A user or a service account."""
 
     id: str
     created_at: At
     created_by: str
+    disabled_at: At | None = None
+    subject: str | None = None  # of the identity provider: what logs in as this account
     groups: list[str] = Field(default_factory=list)
     roles: dict[str, UserRole] = Field(default_factory=dict)  # by project; "": the whole platform
 
@@ -79,6 +89,7 @@ class WhoAmIView(ResponseBody):
 
     id: str
     token: str
+    credential: TokenView | None = None  # None: the token of the home
     scopes: list[Scope]
     roles: dict[str, UserRole]  # by project; "": the whole platform
     permissions: list[Permission]  # those that it has somewhere

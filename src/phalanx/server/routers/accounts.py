@@ -8,6 +8,7 @@ from phalanx.core.tenancy.roles import Permission
 from phalanx.schemas.api.accounts import (
     AccountView,
     AddAccountRequest,
+    ChangeAccountRequest,
     GrantRequest,
     GrantView,
     GroupView,
@@ -18,6 +19,7 @@ from phalanx.schemas.api.accounts import (
 from phalanx.server.access import Of, needs
 from phalanx.server.context import By, Here
 from phalanx.server.strict_requests import ObjectName, StrictRoute
+from phalanx.services.resources.credentials import token_view
 from phalanx.services.tenancy import accounts
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"], route_class=StrictRoute)
@@ -25,9 +27,9 @@ _CHANGE = needs(Permission.PLATFORM_CHANGE, Of.WHOLE)
 
 
 @router.get("/whoami", openapi_extra=needs(Permission.SELF, Of.ANY))
-def get_who_am_i(by: By) -> WhoAmIView:
-    """The account of the caller, its roles, and what it may do."""
-    return accounts.who_am_i(by)
+def get_who_am_i(here: Here, by: By) -> WhoAmIView:
+    """The account of the caller, its token, its roles, and what it may do."""
+    return accounts.who_am_i(by, token_view(here.platform, by.token, here.clock.now()))
 
 
 @router.get("/accounts", openapi_extra=_CHANGE)
@@ -40,6 +42,13 @@ def get_accounts(here: Here) -> list[AccountView]:
 def post_account(here: Here, by: By, request: AddAccountRequest) -> AccountView:
     """Add a user or a service account."""
     return accounts.add_account(here.platform, request, here.clock.now(), by)
+
+
+@router.patch("/accounts/{name}", openapi_extra=_CHANGE)
+def patch_account(here: Here, name: ObjectName, request: ChangeAccountRequest) -> AccountView:
+    """Disable or enable an account, or say which subject of the identity provider logs in as it."""
+    issuer = here.settings.login.issuer
+    return accounts.change_account(here.platform, name, request, issuer, here.clock.now())
 
 
 @router.delete("/accounts/{name}", status_code=204, openapi_extra=_CHANGE)
@@ -70,7 +79,8 @@ def get_grants(here: Here, by: By) -> list[GrantView]:
 @router.post("/grants", openapi_extra=needs(Permission.GRANTS_CHANGE, Of.BODY))
 def post_grant(here: Here, by: By, request: GrantRequest) -> GrantView:
     """Give a role in a project or for the whole platform; it replaces the one there."""
-    return accounts.give_role(here.platform, request, here.clock.now(), by)
+    any_group = here.settings.login.groups_claim is not None
+    return accounts.give_role(here.platform, request, here.clock.now(), by, any_group=any_group)
 
 
 @router.post(

@@ -16,9 +16,10 @@ from phalanx.core.tenancy.principals import HOME_CALLER, Caller
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import PermissionDenied, Unauthenticated
 from phalanx.server.access import OPEN, Of, needs
-from phalanx.server.context import Context, Here, in_thread
+from phalanx.server.context import Context, Here, asking_provider, in_thread
 from phalanx.server.gate import cookie_name, cookie_of
 from phalanx.server.web.markup import HEADERS, Markup, page, tag
+from phalanx.services.login import flows
 from phalanx.services.resources import credentials
 from phalanx.store.credentials import SESSION, TOKEN
 
@@ -48,12 +49,71 @@ def get_login(here: Here, request: Request, ticket: str = "") -> Response:
     A link opens one session. Opened again in the same browser, it leads to the pages.
     """
     if not ticket:
-        return HTMLResponse(page("Phalanx", *_SIGN_IN), headers=HEADERS)
+        return HTMLResponse(page("Phalanx", *_SIGN_IN, _provider_link(here)), headers=HEADERS)
     platform, now, session = here.platform, here.clock.now(), _session(here, request)
     if session and credentials.caller_of(platform, session, SESSION, now) is not None:
         return RedirectResponse("/", status_code=303, headers=HEADERS)
     made = credentials.open_with_ticket(platform, here.admin.token, ticket, now)
     return _to_front_page(here, made)
+
+
+@router.get("/login/provider", openapi_extra=OPEN)
+async def get_provider(here: Here) -> Response:
+    """Send the browser to the identity provider; a cookie holds what it has to bring back."""
+    provider, now = here.provider(), here.clock.now()
+    begun = await asking_provider(lambda: flows.start_pages(here.platform, provider, now))
+    answer = RedirectResponse(begun.authorization_url, status_code=303, headers=HEADERS)
+    answer.set_cookie(
+        _pending_cookie(here),
+        begun.login,
+        max_age=flows.LOGIN_S,
+        path=flows.PAGES_CALLBACK,
+        secure=_is_https(here),
+        httponly=True,
+        samesite="lax",  # the provider's page leads back here
+    )
+    return answer
+
+
+@router.get(flows.PAGES_CALLBACK, openapi_extra=OPEN)
+async def get_callback(
+    here: Here, request: Request, code: str = "", state: str = "", error: str = ""
+) -> Response:
+    """End a login of this browser in a session.
+
+    Answers a page: a browser that comes from the provider sends no strict cookie when it is redirected.
+    """
+    sealed = cookie_of(request.headers.get("cookie", ""), _pending_cookie(here))
+    if error or not code or not sealed:
+        raise Unauthenticated("this browser has begun no login here, or it was refused", "/login")
+    provider, now = here.provider(), here.clock.now()
+    session = await asking_provider(
+        lambda: flows.finish_pages(here.platform, provider, sealed, code, state, now)
+    )
+    on = tag("p", tag("a", "Go to the jobs", href="/"))
+    answer = HTMLResponse(
+        page("Phalanx", tag("h1", "You are logged in"), on),
+        headers={**HEADERS, "Refresh": "0; url=/"},
+    )
+    answer.delete_cookie(_pending_cookie(here), path=flows.PAGES_CALLBACK)
+    _set_session(here, answer, session)
+    return answer
+
+
+def _provider_link(here: Context) -> Markup:
+    """The way to the identity provider; nothing where none is configured."""
+    if here.login is None:
+        return Markup("")
+    said = f"Log in with {here.login.config.provider_name}"
+    return tag("p", tag("a", said, href="/login/provider"))
+
+
+def _pending_cookie(here: Context) -> str:
+    return f"{cookie_name(here)}_login"
+
+
+def _is_https(here: Context) -> bool:
+    return here.platform.server_url.startswith("https:")
 
 
 @router.post("/login", openapi_extra=OPEN)
@@ -117,16 +177,20 @@ def _opened(here: Context, caller: Caller) -> Response:
 def _to_front_page(here: Context, session: str) -> Response:
     """Go to the front page with the cookie of a new session, which is no token."""
     answer = RedirectResponse("/", status_code=303, headers=HEADERS)
+    _set_session(here, answer, session)
+    return answer
+
+
+def _set_session(here: Context, answer: Response, session: str) -> None:
     answer.set_cookie(
         cookie_name(here),
         session,
         max_age=credentials.SESSION_S,
         path="/",
-        secure=here.platform.server_url.startswith("https:"),
+        secure=_is_https(here),
         httponly=True,
         samesite="strict",
     )
-    return answer
 
 
 def _check_form(request: Request) -> None:

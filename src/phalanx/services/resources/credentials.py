@@ -50,17 +50,28 @@ def caller_of(platform: Platform, value: str, kind: str, now: int) -> Caller | N
     if kind == SESSION:
         _prolong(platform, found, now)
     principal = principal_of(platform, found.principal)
+    if principal is None:
+        return None
     return Caller(
         found.parent or found.id, known_scopes(found.scopes), principal, is_session=kind == SESSION
     )
 
 
-def principal_of(platform: Platform, id: str | None) -> Principal:
-    """A principal with its roles, those of its groups among them; None: the user of the home."""
+def principal_of(platform: Platform, id: str | None) -> Principal | None:
+    """A principal with its roles, those of its groups among them; `id` None: the user of the home.
+
+    None for an account that is disabled or was removed.
+    """
     if id in (None, HOME_USER.id):
         return HOME_USER
-    roles = platform.store.view(lambda tx: accounts.roles_of(tx, str(id)))
-    return Principal(str(id), roles)
+
+    def work(tx: Tx) -> Principal | None:
+        found = accounts.find(tx, str(id))
+        if found is None or found.disabled_at is not None:
+            return None
+        return Principal(found.id, accounts.roles_of(tx, found.id))
+
+    return platform.store.view(work)
 
 
 def _prolong(platform: Platform, session: Credential, now: int) -> None:
@@ -95,23 +106,37 @@ def _stored(principal: str) -> str | None:
 
 
 def _store(platform: Platform, new: Credential) -> TokenCreated:
+    return platform.store.transact(lambda tx: _put(tx, new))
+
+
+def _put(tx: Tx, new: Credential) -> TokenCreated:
     value = f"{_PREFIX}_{new.id}_{random_hex(40)}"
     one = replace(new, hash=token_hash(value))
-
-    def work(tx: Tx) -> None:
-        old = credentials.token(tx, one.id, one.created_at)
-        audit.describe(tx, f"token {one.id}", _audited(old), _audited(one))
-        credentials.remove(tx, one.id)  # of a rotated token, with its sessions
-        credentials.insert(tx, one)
-
-    platform.store.transact(work)
+    old = credentials.token(tx, one.id, one.created_at)
+    audit.describe(tx, f"token {one.id}", _audited(old), _audited(one))
+    credentials.remove(tx, one.id)  # of a rotated token, with its sessions
+    credentials.insert(tx, one)
     return TokenCreated(token=value, view=_view(one))
+
+
+def new_token(tx: Tx, account: str, name: str, now: int, expires_at: int) -> TokenCreated:
+    """A token that may do all that the roles of an account permit, until it expires."""
+    scopes = (Scope.ADMIN,)
+    return _put(
+        tx, Credential(random_hex(8), TOKEN, name, scopes, "", now, expires_at, None, account)
+    )
 
 
 def list_tokens(platform: Platform, now: int, by: Caller) -> list[TokenView]:
     """The caller's tokens that have not expired, without values; those of all for an admin."""
     found = platform.store.view(lambda tx: credentials.tokens(tx, now))
     return [_view(one) for one in found if _may_change(by, one)]
+
+
+def token_view(platform: Platform, id: str, now: int) -> TokenView | None:
+    """A token without its value; None for that of the home."""
+    found = platform.store.view(lambda tx: credentials.token(tx, id, now))
+    return None if found is None else _view(found)
 
 
 def _may_change(by: Caller, one: Credential) -> bool:
@@ -184,10 +209,11 @@ def rotate_admin(platform: Platform, now: int) -> TokenCreated:
 
 def open_session(platform: Platform, caller: Caller, now: int) -> str:
     """A session that reads the pages while it is used, for some hours; returns its value."""
-    return platform.store.transact(lambda tx: _new_session(tx, caller, now))
+    return platform.store.transact(lambda tx: new_session(tx, caller, now))
 
 
-def _new_session(tx: Tx, caller: Caller, now: int) -> str:
+def new_session(tx: Tx, caller: Caller, now: int) -> str:
+    """The same, in a transaction."""
     value = random_hex(48)
     one = Credential(
         id=random_hex(16),
@@ -197,10 +223,12 @@ def _new_session(tx: Tx, caller: Caller, now: int) -> str:
         hash=token_hash(value),
         created_at=now,
         expires_at=now + IDLE_S * _US,
-        parent=caller.token,
+        parent=caller.token or None,
         principal=_stored(caller.principal.id),
     )
-    audit.describe(tx, f"session of {caller.principal.id}", None, {"opened by": caller.token})
+    audit.describe(
+        tx, f"session of {caller.principal.id}", None, {"opened by": caller.token or "login"}
+    )
     credentials.drop_expired(tx, now)
     credentials.insert(tx, one)
     return value
@@ -249,7 +277,7 @@ def open_with_ticket(platform: Platform, admin_token: str, ticket: str, now: int
     def work(tx: Tx) -> str | None:
         if expires_at <= now or not credentials.insert_once(tx, used):
             return None
-        return _new_session(tx, HOME_CALLER, now)
+        return new_session(tx, HOME_CALLER, now)
 
     session = platform.store.transact(work)
     if session is None:

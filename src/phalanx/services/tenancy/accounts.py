@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from phalanx.core.tenancy.identities import identity_key
 from phalanx.core.tenancy.principals import GROUP, HOME_USER, WHOLE, Caller
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import Conflict, NotFound, UserError
 from phalanx.schemas.api.accounts import (
     AccountView,
     AddAccountRequest,
+    ChangeAccountRequest,
     GrantRequest,
     GrantView,
     GroupView,
     TakeRoleRequest,
     WhoAmIView,
 )
-from phalanx.schemas.api.body import at_of
+from phalanx.schemas.api.body import at_of, at_or_none
+from phalanx.schemas.api.credentials import TokenView
 from phalanx.services.platform import Platform
 from phalanx.store import credentials
 from phalanx.store.database import Tx
@@ -39,6 +42,8 @@ def _account(tx: Tx, one: StoredAccount, groups: dict[str, list[str]]) -> Accoun
         id=one.id,
         created_at=at_of(one.created_at),
         created_by=one.created_by,
+        disabled_at=at_or_none(one.disabled_at),
+        subject=None if one.identity is None else one.identity.partition(" ")[2],
         groups=[group for group, members in groups.items() if one.id in members],
         roles=accounts.roles_of(tx, one.id),
     )
@@ -75,9 +80,44 @@ def remove_account(platform: Platform, id: str) -> None:
     platform.store.transact(work)
 
 
-def _known_account(tx: Tx, id: str) -> None:
-    if accounts.find(tx, id) is None:
+def change_account(
+    platform: Platform, id: str, request: ChangeAccountRequest, issuer: str | None, now: int
+) -> AccountView:
+    """Disable an account, which ends its tokens, or enable it, or say which subject logs in as it.
+
+    Raises NotFound; UserError where there is no provider, and Conflict where the subject has an account.
+    """
+    if request.subject is not None and issuer is None:
+        raise UserError("no identity provider is configured", "set PHALANX__LOGIN__ISSUER")
+
+    def work(tx: Tx) -> AccountView:
+        before = _known_account(tx, id)
+        if request.subject is not None:
+            identity = identity_key(str(issuer), request.subject)
+            taken = accounts.of_identity(tx, identity)
+            if taken is not None and taken.id != id:
+                raise Conflict(f"this subject logs in as {taken.id}", "remove that account first")
+            accounts.set_identity(tx, id, identity)
+        if request.disabled is not None:
+            accounts.set_disabled(tx, id, now if request.disabled else None)
+        if request.disabled:
+            credentials.remove_of(tx, id)
+        after = _known_account(tx, id)
+        audit.describe(tx, id, _audited(before), _audited(after))
+        return _account(tx, after, accounts.groups(tx))
+
+    return platform.store.transact(work)
+
+
+def _audited(one: StoredAccount) -> dict[str, object]:
+    return {"identity": one.identity, "disabled": one.disabled_at is not None}
+
+
+def _known_account(tx: Tx, id: str) -> StoredAccount:
+    found = accounts.find(tx, id)
+    if found is None:
         raise NotFound(f"there is no account {id}", "`phalanx users list` lists them")
+    return found
 
 
 def list_groups(platform: Platform) -> list[GroupView]:
@@ -120,16 +160,20 @@ def _grant(one: RoleGrant) -> GrantView:
     )
 
 
-def give_role(platform: Platform, request: GrantRequest, now: int, by: Caller) -> GrantView:
+def give_role(
+    platform: Platform, request: GrantRequest, now: int, by: Caller, *, any_group: bool = False
+) -> GrantView:
     """Give a role, in place of the one that the subject has there.
 
-    Raises PermissionDenied for a project of which the caller is no admin, and NotFound.
+    With `any_group` also to a group without members: a login may name it later. Raises PermissionDenied
+    for a project of which the caller is no admin, and NotFound.
     """
     by.require(Permission.GRANTS_CHANGE, request.project)
     one = RoleGrant(request.subject, request.project or WHOLE, request.role, now, by.actor)
 
     def work(tx: Tx) -> None:
-        if not accounts.is_known(tx, one.subject):
+        may_come = any_group and one.subject.startswith(f"{GROUP}:")
+        if not may_come and not accounts.is_known(tx, one.subject):
             raise NotFound(
                 f"there is no account or group {one.subject}",
                 "`phalanx users add` and `phalanx groups set` make them",
@@ -160,11 +204,12 @@ def _place(subject: str, project: str) -> str:
     return f"role of {subject} in {project or 'the whole platform'}"
 
 
-def who_am_i(by: Caller) -> WhoAmIView:
-    """The caller, its roles, and what it may do somewhere."""
+def who_am_i(by: Caller, credential: TokenView | None) -> WhoAmIView:
+    """The caller, its token, its roles, and what it may do somewhere."""
     return WhoAmIView(
         id=by.principal.id,
         token=by.token,
+        credential=credential,
         scopes=list(by.scopes),
         roles=dict(by.principal.roles),
         permissions=[one for one in Permission if by.projects(one) != ()],

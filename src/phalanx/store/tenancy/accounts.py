@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import or_, select, union
+from sqlalchemy import or_, select, text, union
 
 from phalanx.core.tenancy.roles import UserRole
 from phalanx.store.database import Tx, columns_of, read
 from phalanx.store.tables import accounts, group_members, role_grants
 
 _ORDER = list(UserRole)
+LOGIN = "login"
+"""What made an account that nothing but a login over the identity provider made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,9 @@ class StoredAccount:
 
     id: str  # such as user:ada
     created_at: int  # µs UTC
-    created_by: str  # id of a principal
+    created_by: str  # id of a principal, or LOGIN
+    identity: str | None = None  # core.tenancy.identities: what logs in as this account
+    disabled_at: int | None = None  # µs UTC; None: it may log in
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,32 @@ def find(tx: Tx, id: str) -> StoredAccount | None:
     return found[0] if found else None
 
 
+def of_identity(tx: Tx, identity: str) -> StoredAccount | None:
+    """The account that a user of the identity provider logs in as; a write transaction locks its row."""
+    query = select(accounts).where(accounts.c.identity == identity)
+    found = read(tx, StoredAccount, query if tx.read_only else query.with_for_update())
+    return found[0] if found else None
+
+
+def insert_once(tx: Tx, one: StoredAccount) -> bool:
+    """Store a new account unless its id or its identity is taken; returns whether it was stored."""
+    statement = text(
+        "INSERT INTO accounts (id, created_at, created_by, identity)"
+        " VALUES (:id, :created_at, :created_by, :identity) ON CONFLICT DO NOTHING"
+    )
+    return bool(tx.conn.execute(statement, columns_of(one)).rowcount)
+
+
+def set_identity(tx: Tx, id: str, identity: str) -> None:
+    """Let a user of the identity provider log in as an account."""
+    tx.conn.execute(accounts.update().where(accounts.c.id == id).values(identity=identity))
+
+
+def set_disabled(tx: Tx, id: str, disabled_at: int | None) -> None:
+    """Say since when an account may not log in, in microseconds UTC; None: it may."""
+    tx.conn.execute(accounts.update().where(accounts.c.id == id).values(disabled_at=disabled_at))
+
+
 def every(tx: Tx) -> list[StoredAccount]:
     """All accounts, by id."""
     return read(tx, StoredAccount, select(accounts).order_by(accounts.c.id))
@@ -63,6 +93,27 @@ def set_members(tx: Tx, group: str, members: Sequence[str]) -> None:
     if members:
         rows = [{"group_id": group, "member": one} for one in members]
         tx.conn.execute(group_members.insert(), rows)
+
+
+def set_login_groups(tx: Tx, member: str, wanted: Sequence[str]) -> None:
+    """Put an account into groups of its identity provider and no others of it.
+
+    Groups that an admin has put it into stay.
+    """
+    here = group_members.c
+    tx.conn.execute(group_members.delete().where(here.member == member, here.from_login.is_(True)))
+    kept = set(tx.conn.execute(select(here.group_id).where(here.member == member)).scalars())
+    rows = [{"group_id": one, "member": member, "from_login": True} for one in wanted]
+    fresh = [row for row in rows if row["group_id"] not in kept]
+    if fresh:
+        tx.conn.execute(group_members.insert(), fresh)
+
+
+def groups_of(tx: Tx, member: str) -> list[str]:
+    """The groups of an account."""
+    here = group_members.c
+    query = select(here.group_id).where(here.member == member).order_by(here.group_id)
+    return list(tx.conn.execute(query).scalars())
 
 
 def groups(tx: Tx) -> dict[str, list[str]]:

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from phalanx.cli.client.session import connected
+from phalanx.cli.client.session import Session, connected
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson
 from phalanx.core.tenancy.roles import UserRole
 from phalanx.errors import UserError
+from phalanx.schemas.api.credentials import TokenView
 
 _WHOLE = "the whole platform"
 SubjectArgument = Annotated[
@@ -25,7 +26,7 @@ ProjectOption = Annotated[
 users_app = typer.Typer(
     name="users",
     no_args_is_help=True,
-    help="Users and service accounts: list, add, remove.",
+    help="Users and service accounts: list, add, disable, enable, link, remove.",
 )
 groups_app = typer.Typer(
     name="groups",
@@ -47,6 +48,7 @@ _ACCOUNTS: dict[str, Callable[[Any], Any]] = {
     "ID": lambda one: one.id,
     "GROUPS": lambda one: ", ".join(one.groups),
     "ROLES": lambda one: _roles(one.roles),
+    "DISABLED": lambda one: output.moment(one.disabled_at) if one.disabled_at else "",
     "CREATED": lambda one: output.moment(one.created_at),
 }
 _GROUPS: dict[str, Callable[[Any], Any]] = {
@@ -91,6 +93,34 @@ def remove_user(ctx: typer.Context, account: SubjectArgument) -> None:
     with connected(ctx) as client:
         client.accounts.remove(account)
     output.note(f"removed {account}")
+
+
+@users_app.command("disable")
+def disable_user(ctx: typer.Context, account: SubjectArgument) -> None:
+    """End the tokens and sessions of an account and refuse its logins; its jobs go on."""
+    with connected(ctx) as client:
+        client.accounts.change(account, disabled=True)
+    output.note(f"{account} is disabled")
+
+
+@users_app.command("enable")
+def enable_user(ctx: typer.Context, account: SubjectArgument) -> None:
+    """Let a disabled account log in again."""
+    with connected(ctx) as client:
+        client.accounts.change(account, disabled=False)
+    output.note(f"{account} may log in")
+
+
+@users_app.command("link")
+def link_user(
+    ctx: typer.Context,
+    account: SubjectArgument,
+    subject: Annotated[str, typer.Argument(help="The claim `sub` of the identity provider.")],
+) -> None:
+    """Say which user of the identity provider logs in as an account that was added here."""
+    with connected(ctx) as client:
+        client.accounts.change(account, subject=subject)
+    output.note(f"{subject} logs in as {account}")
 
 
 @groups_app.command("list")
@@ -157,6 +187,17 @@ def whoami(ctx: typer.Context, json: AsJson = False) -> None:
     output.note(
         f"token {found.token} ({', '.join(found.scopes)}); {_roles(found.roles) or 'no role'}"
     )
+    output.note(_way_in(ctx.obj, found.credential))
+
+
+def _way_in(session: Session, credential: TokenView | None) -> str:
+    """How the caller is logged in, and until when."""
+    if credential is None:
+        return "by the token of the home"
+    ends = output.moment(credential.expires_at) if credential.expires_at else "it is revoked"
+    if session.is_logged_in():
+        return f"logged in with `phalanx login`, until {ends}"
+    return f"by the token {credential.name!r} of --token or PHALANX_TOKEN, until {ends}"
 
 
 class _plain:
