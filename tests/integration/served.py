@@ -14,6 +14,7 @@ from phalanx.schemas.home import HomeLayout
 from phalanx.sdk import PhalanxClient
 from phalanx.server.app import serve
 from phalanx.server.settings import Settings
+from phalanx.server.tls import Certificate
 from phalanx.standalone.control_plane import bind_local
 from phalanx.testing.executors import FakeExecutor
 
@@ -26,13 +27,18 @@ class Served:
     socket_path: str
     executor: FakeExecutor
     strangers: list[socket.socket] = field(default_factory=list)
+    certificate: Certificate | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.certificate is None else 'https'}://127.0.0.1:{self.port}"
+
+    @property
+    def ca(self) -> str:
+        return "" if self.certificate is None else self.certificate.authority
 
     def client(self, *, local: bool = False) -> PhalanxClient:
-        return PhalanxClient(self.url, TOKEN, socket=self.socket_path if local else "")
+        return PhalanxClient(self.url, TOKEN, socket=self.socket_path if local else "", ca=self.ca)
 
     def connect(self, said: bytes = b"") -> socket.socket:
         """A raw connection, which `served` closes."""
@@ -43,7 +49,9 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(home: Path, settings: Settings | None = None) -> Iterator[Served]:
+def served(
+    home: Path, settings: Settings | None = None, certificate: Certificate | None = None
+) -> Iterator[Served]:
     """Serve until the block ends; an error of the server fails the test."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     ready, trouble = threading.Event(), []
@@ -52,7 +60,9 @@ def served(home: Path, settings: Settings | None = None) -> Iterator[Served]:
     assert local is not None
     with socket.socket() as sock, local:
         sock.bind(("127.0.0.1", 0))
-        found = Served(sock.getsockname()[1], str(home / "s"), FakeExecutor())
+        found = Served(
+            sock.getsockname()[1], str(home / "s"), FakeExecutor(), certificate=certificate
+        )
 
         async def main() -> None:
             stop = asyncio.Event()
@@ -67,6 +77,7 @@ def served(home: Path, settings: Settings | None = None) -> Iterator[Served]:
                 settings=settings or Settings(),
                 stop=stop,
                 on_ready=ready.set,
+                certificate=certificate,
             )
 
         def work() -> None:

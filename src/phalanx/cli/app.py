@@ -77,6 +77,15 @@ def options(
         str | None,
         typer.Option("--token", envvar="PHALANX_TOKEN", help="Bearer token of that control plane."),
     ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--ca-file",
+            envvar="PHALANX_CA_FILE",
+            help="PEM file of the only authority that is accepted for that control plane; default: those "
+            "of the system.",
+        ),
+    ] = None,
     version: Annotated[
         bool,
         typer.Option(
@@ -87,7 +96,7 @@ def options(
     """Run distributed training jobs, with recovery from failures."""
     invocation = Invocation.of_this_process()
     root = Path(invocation.env.get("HOME", "/"), ".phalanx") if home is None else home.expanduser()
-    ctx.obj = Session(invocation, invocation.cwd / root, url, token)
+    ctx.obj = Session(invocation, invocation.cwd / root, url, token, ca_file)
 
 
 for _verb, _panel in (

@@ -54,6 +54,11 @@ class HomeLayout:
         return self.root / "key"
 
     @property
+    def tls_dir(self) -> Path:
+        """The authority that `up --tls generate` makes: `ca.pem`, and `ca.key` of mode 0600."""
+        return self.root / "tls"
+
+    @property
     def server_log(self) -> Path:
         """What a detached control plane prints."""
         return self.root / "server.log"
@@ -139,6 +144,7 @@ class ServerFile(BaseModel):
     token: str
     version: str
     socket: str = ""  # path of the Unix socket; empty: there is none
+    ca: str = ""  # authority of the server's certificate, in PEM; empty: the system's, or no TLS
     home: str = (
         ""  # device and inode of the home: the file in a copy of it names no server of the copy
     )

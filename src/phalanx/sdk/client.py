@@ -48,6 +48,8 @@ class PhalanxClient(JobCalls):
         url: Address of the server, such as `http://127.0.0.1:8080`.
         token: The bearer token of the server's home.
         socket: Path of the Unix socket of a server of this user; used in place of `url` where it exists.
+        ca: The authority of the server's certificate, in PEM: no other one is accepted. Default: those of
+            the system.
         transport: Replaces the network in tests.
 
     Every method raises ServerUnavailable when no server answers. Not safe for use by several threads.

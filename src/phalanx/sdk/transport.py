@@ -23,6 +23,7 @@ from phalanx.errors import (
     UserError,
 )
 from phalanx.kit.text import replace_unencodable
+from phalanx.launch.tls import trust
 
 M = TypeVar("M")
 V1 = "/api/v1"
@@ -102,6 +103,9 @@ def _texts(value: object) -> Iterator[str]:
 
 def unreachable(url: str, error: httpx.HTTPError) -> ServerUnavailable:
     """The error for a request without a complete response."""
+    refused = trust.refusal(error, url)
+    if refused is not None:
+        return ServerUnavailable(*refused)
     if isinstance(error, httpx.TimeoutException):
         return ServerUnavailable(f"the server at {url} does not answer in time", "try again")
     return ServerUnavailable(f"no server answers at {url}: {error}", "start one with `phalanx up`")
@@ -119,18 +123,20 @@ class Transport:
         token: str,
         *,
         socket: str = "",
+        ca: str = "",
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
+        base = self.url = url.rstrip("/")
         if transport is None and _is_own_socket(socket):
             transport = httpx.HTTPTransport(uds=socket)
+            base = base.replace("https:", "http:", 1)  # TLS is on the port alone
         self._http = httpx.Client(
-            base_url=self.url,
+            base_url=base,
             headers={"Authorization": f"Bearer {token}"},
             timeout=_RESPONSE_S,
             transport=transport,
             trust_env=False,  # a proxy of the environment must not be used for loopback
-            verify=_certificates(self.url),
+            verify=_certificates(base, ca),
         )
 
     def __enter__(self) -> Self:
@@ -238,8 +244,14 @@ def _is_own_socket(path: str) -> bool:
     return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def _certificates(url: str) -> ssl.SSLContext | bool:
-    """The certificate check; an empty context for http, since loading the authorities is slow."""
-    if url.startswith("https:"):
-        return True
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+def _certificates(url: str, ca: str) -> ssl.SSLContext:
+    """The certificate check; an empty context for http, since loading the authorities is slow.
+
+    Raises UserError for authorities that cannot be read.
+    """
+    if not url.startswith("https:"):
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        return trust.client_context(ca)
+    except ssl.SSLError:
+        raise UserError("`ca` is not a certificate in PEM", "give the text of the file") from None

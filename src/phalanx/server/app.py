@@ -57,6 +57,7 @@ from phalanx.server.settings import (
     read_settings,
 )
 from phalanx.server.sync_batches import SyncBatches
+from phalanx.server.tls import Certificate, keep_valid, over
 from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.lifecycle.numbers import continue_numbers
 from phalanx.services.login.provider import IdentityProvider
@@ -119,6 +120,7 @@ def build_context(  # noqa: PLR0913
     signing_key: bytes | None = None,
     sampler: SamplerWorker | None = None,
     replica: ReplicaRow | None = None,
+    server_ca: str = "",
 ) -> Context:
     """A wired control plane that does not run yet; tests drive its steps one by one."""
     context = Context(
@@ -127,6 +129,7 @@ def build_context(  # noqa: PLR0913
             executor=executor,
             home=home,
             server_url=url,
+            server_ca=server_ca,
             signing_key=signing_key or derived_key(token),
             given_keys=settings.secrets.resolved(),
             base_env=base_environment(),
@@ -250,6 +253,7 @@ async def serve(  # noqa: PLR0913
     signing_key: bytes | None = None,
     num_local_slots: int = 0,
     on_live: Callable[[Sequence[ReplicaRow]], None] = lambda replicas: None,
+    certificate: Certificate | None = None,
 ) -> StopCause:
     """Run a control plane on a bound socket until it is stopped or idle.
 
@@ -259,7 +263,7 @@ async def serve(  # noqa: PLR0913
     end it, and so does the setting `idle_exit_s`. `pool_files` are applied before anything else.
 
     On PostgreSQL it joins the replicas of the database, with `num_local_slots` slots of this machine, and
-    `on_live` gets those that live, again and again.
+    `on_live` gets those that live, again and again. With a certificate, `sock` speaks TLS.
 
     Raises StoreCorrupt, StoreUnavailable, NotSupported (SQLite on a network file system) or Conflict
     (replicas that it could not replace) before `on_ready`, and what `apply_pools` raises.
@@ -284,10 +288,11 @@ async def serve(  # noqa: PLR0913
             signing_key=key,
             sampler=sampler,
             replica=replica,
+            server_ca="" if certificate is None else certificate.authority,
         )
         _join(context, pool_files)
         sockets = [sock] if local_sock is None else [sock, local_sock]
-        return await _run(context, sockets, on_ready, stop or asyncio.Event(), on_live)
+        return await _run(context, sockets, on_ready, stop or asyncio.Event(), on_live, certificate)
     finally:
         store.close()
         sampler.close()  # last, so that no answer of a killed process is stored
@@ -318,13 +323,15 @@ async def _run(
     on_ready: Callable[[], None],
     stop: asyncio.Event,
     on_live: Callable[[Sequence[ReplicaRow]], None],
+    certificate: Certificate | None,
 ) -> StopCause:
     # Accepted connections inherit this; without it small answers wait 40 ms for an acknowledgement.
     sockets[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connections = Connections(ConnectionLimits.of_process())
+    plain = connections.protocol
     config = uvicorn.Config(
         create_app(context),
-        http=connections.protocol,  # type: ignore[arg-type]
+        http=plain if certificate is None else over(connections, certificate.context),  # type: ignore[arg-type]
         backlog=_BACKLOG,
         log_config=None,
         access_log=False,
@@ -341,6 +348,7 @@ async def _run(
     leading = asyncio.create_task(lead(context), name="leading")
     loops = [
         asyncio.create_task(connections.watch(), name="connections"),
+        asyncio.create_task(keep_valid(certificate, context.clock), name="certificate"),
         asyncio.create_task(live(context, on_live), name="replica"),
         asyncio.create_task(follow_clusters(context), name="clusters"),
     ]

@@ -172,9 +172,18 @@ class GuardedProtocol(H11Protocol):
         super().connection_made(transport)
         self._connections.admit(self)
 
+    def wait_for_handshake(self, transport: asyncio.Transport) -> None:
+        """Count a connection before its TLS handshake; `connection_made` follows it."""
+        self.transport = transport
+        self._connections.admit(self)
+
+    def leave(self) -> None:
+        """Forget this connection, which may have ended before its handshake."""
+        self._connections.remove(self)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
-        self._connections.remove(self)
+        self.leave()
         super().connection_lost(exc)
 
     def recognize(self, token: str) -> None:

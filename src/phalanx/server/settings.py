@@ -89,6 +89,30 @@ class SecretSettings(SettingsGroup):
             raise SpecInvalid([Problem(name, f"{said}: 64 hex digits each")]) from None
 
 
+class TlsSettings(SettingsGroup):
+    """Encryption of the API's port."""
+
+    generate: bool = Field(
+        default=False,
+        description="Make an authority in the home and certificates by it, renewed in time. They are for "
+        "the names and addresses of this machine, the server's URL and `allowed_hosts`.",
+    )
+    cert: Path | None = Field(
+        default=None,
+        description="PEM file of a certificate, with its chain; read again on changes.",
+    )
+    key: Path | None = Field(default=None, description="PEM file of its key, without a password.")
+    ca: Path | None = Field(
+        default=None,
+        description="PEM file of the authority that supervisors accept; absent: the last certificate of "
+        "the chain if it signed itself, else the authorities of the system.",
+    )
+    plain_http: bool = Field(
+        default=False,
+        description="Listen without TLS on an address that other machines reach, as behind a proxy.",
+    )
+
+
 class LoopSettings(SettingsGroup):
     """Intervals between steps of the loops when nothing triggers them."""
 
@@ -309,6 +333,7 @@ class Settings(BaseSettings):
     login: LoginSettings = LoginSettings()
     loops: LoopSettings = LoopSettings()
     api: ApiSettings = ApiSettings()
+    tls: TlsSettings = TlsSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     retention: RetentionSettings = RetentionSettings()
     idle_exit_s: float | None = Field(

@@ -82,6 +82,7 @@ class Platform:
     home: HomeLayout  # paths of the home directory
     server_url: str  # URL that supervisors connect to
     signing_key: bytes  # key of supervisor tokens
+    server_ca: str = ""  # authority of its certificate, in PEM; empty: the system's, or no TLS
     given_keys: KeyWrapper | None = None  # master keys of secrets; None: the file of the home
     base_env: Mapping[str, str] = field(default_factory=dict)  # base environment of `submit` jobs
     contact_lost_after_s: float = 480.0  # silence before a supervisor is lost

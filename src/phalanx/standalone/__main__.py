@@ -29,6 +29,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--idle-exit-s", type=float, default=None, help="default: stay for ever")
     parser.add_argument("--host", default="127.0.0.1", help="interface; default: loopback")
     parser.add_argument("--advertise", default=None, help="URL for other machines")
+    parser.add_argument("--tls", choices=("generate",), help="make certificates in the home")
+    parser.add_argument("--tls-cert", type=Path, help="certificate in PEM, with its chain")
+    parser.add_argument("--tls-key", type=Path, help="its key")
+    parser.add_argument("--tls-ca", type=Path, help="authority that supervisors accept")
+    parser.add_argument("--plain-http", action="store_true", help="no TLS for other machines")
     parser.add_argument(
         "--pool",
         dest="pools",

@@ -28,7 +28,7 @@ from phalanx.store.engines import sqlite_file
 _ABOUT = "backup.json"
 _DATABASE = "phalanx.sqlite"
 _FILES = ("VERSION", "token", "key", "secrets.key")
-_FOLDERS = ("pools", "secrets")
+_FOLDERS = ("pools", "secrets", "tls")
 _PAGES = 1024
 
 

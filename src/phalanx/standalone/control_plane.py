@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import ipaddress
 import logging
 import os
 import socket
@@ -28,8 +29,21 @@ from phalanx.schemas.home import HomeLayout, ServerFile
 from phalanx.schemas.pools.pool_file import PoolFile, read_pool_file
 from phalanx.server.app import serve
 from phalanx.server.connections import raise_file_limit
-from phalanx.server.settings import DatabaseSettings, Settings, hide_secret_settings, read_settings
+from phalanx.server.settings import (
+    DatabaseSettings,
+    Settings,
+    TlsSettings,
+    hide_secret_settings,
+    read_settings,
+)
+from phalanx.server.tls import Certificate
 from phalanx.services.resources.credentials import login_ticket
+from phalanx.standalone.certificates import (
+    GeneratedCertificate,
+    GivenCertificate,
+    fingerprint,
+    own_names,
+)
 from phalanx.standalone.home import (
     HomeLock,
     prepare_home,
@@ -63,6 +77,11 @@ class ControlPlaneOptions:
     database_url: str | None = None  # PostgreSQL, without a password; None: as in the settings
     keep_logs_s: float | None = None  # retention of logs; None: as in the settings
     keep_metrics_s: float | None = None  # the same, of metrics
+    tls: str | None = None  # generate: by an authority of the home; None: as in the settings
+    tls_cert: Path | None = None  # certificate in PEM; None: as in the settings
+    tls_key: Path | None = None  # its key; None: as in the settings
+    tls_ca: Path | None = None  # authority that supervisors accept; None: as in the settings
+    plain_http: bool = False  # no TLS although other machines reach the port
 
 
 def default_slots() -> int:
@@ -138,7 +157,9 @@ class ServerFileWriter:
     Replicas share the file. It names one of them that lives: each of them serves everything.
     """
 
-    def __init__(self, home: HomeLayout, url: str, token: str, local_socket: Path | None) -> None:
+    def __init__(
+        self, home: HomeLayout, url: str, token: str, local_socket: Path | None, ca: str
+    ) -> None:
         self._home, me = home, this_process()
         self._mine = ServerFile(
             pid=me.pid,
@@ -149,6 +170,7 @@ class ServerFileWriter:
             version=__version__,
             home=folder_identity(home.root),
             socket="" if local_socket is None else str(local_socket),
+            ca=ca,
         )
 
     def write(self) -> None:
@@ -181,11 +203,14 @@ class ServerFileWriter:
         return named.url in {one.url for one in live}
 
 
-def _announce(home: HomeLayout, url: str, token: str) -> None:
+def _announce(home: HomeLayout, url: str, token: str, certificate: Certificate | None) -> None:
     """Tell the user of a terminal where the control plane is."""
     print(f"Phalanx {__version__} at {url} (home {home.root})", flush=True)  # noqa: T201
     ticket = login_ticket(token, SystemClock().now())
     print(f"  pages: {url}/login?ticket={ticket} (once, within 15 minutes)", flush=True)  # noqa: T201
+    if certificate is not None and certificate.authority:
+        shown = fingerprint(certificate.authority)
+        print(f"  authority for --ca-file of clients: {shown}", flush=True)  # noqa: T201
     print("  Ctrl-C stops it; running jobs continue.", flush=True)  # noqa: T201
 
 
@@ -243,8 +268,67 @@ def _settings(setup: ControlPlaneOptions) -> Settings:
     if setup.database_url is not None:
         refuse_password(setup.database_url)
         changes["database"] = DatabaseSettings(url=setup.database_url)
+    changes["tls"] = _tls_settings(settings.tls, setup)
     hide_secret_settings()
     return settings.model_copy(update=changes)
+
+
+def _tls_settings(given: TlsSettings, setup: ControlPlaneOptions) -> TlsSettings:
+    """The settings of TLS with those of the command line, which replace those of the environment."""
+    if setup.tls is not None or setup.tls_cert is not None:
+        given = TlsSettings(generate=setup.tls is not None, ca=given.ca)
+    files = {"cert": setup.tls_cert, "key": setup.tls_key, "ca": setup.tls_ca}
+    changes: dict[str, object] = {name: one for name, one in files.items() if one is not None}
+    return given.model_copy(update=changes | ({"plain_http": True} if setup.plain_http else {}))
+
+
+def _certificate(
+    home: HomeLayout, setup: ControlPlaneOptions, settings: Settings, now: int
+) -> Certificate | None:
+    """The certificate that is served; None: plain HTTP. Raises ServerError, UserError, NotSupported."""
+    tls = settings.tls
+    if tls.generate and tls.cert is not None:
+        raise UserError("a certificate is given, and one is to be made", "choose one of the two")
+    if (tls.cert is None) != (tls.key is None):
+        raise UserError(
+            "a certificate and its key belong together", "give both, --tls-cert and --tls-key"
+        )
+    if not tls.generate and tls.cert is None:
+        _refuse_plain(setup, tls)
+        return None
+    if setup.advertise is not None and urlsplit(setup.advertise).scheme != "https":
+        raise UserError(f"--advertise {setup.advertise} is not an https URL, and TLS is on")
+    made = _make_certificate(home, setup, settings)
+    made.renew(now)
+    return made
+
+
+def _make_certificate(
+    home: HomeLayout, setup: ControlPlaneOptions, settings: Settings
+) -> Certificate:
+    tls = settings.tls
+    if tls.cert is not None and tls.key is not None:
+        return GivenCertificate(tls.cert.absolute(), tls.key.absolute(), tls.ca)
+    advertised = urlsplit(setup.advertise or "").hostname or ""
+    return GeneratedCertificate(home, own_names(setup.host, advertised, settings.api.allowed_hosts))
+
+
+def _refuse_plain(setup: ControlPlaneOptions, tls: TlsSettings) -> None:
+    """Raise UserError for plain HTTP on an address that other machines reach, unless it is wanted."""
+    if tls.plain_http or _is_loopback(setup.host):
+        return
+    raise UserError(
+        f"tokens and code would cross the network in clear: --host {setup.host} is reached by others",
+        "add --tls generate, or --tls-cert and --tls-key; behind a proxy with TLS, or in a network that "
+        "no one else reads, --plain-http",
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def refuse_password(url: str) -> None:
@@ -274,14 +358,17 @@ def run(setup: ControlPlaneOptions) -> int:
     with _held(home, clock, how), bind(setup.port, setup.host) as sock:
         rotate_log(home.server_log)
         token = read_token(home)
-        url = setup.advertise or f"http://{_reachable(setup.host)}:{sock.getsockname()[1]}"
+        certificate = _certificate(home, setup, settings, clock.now())
+        scheme = "http" if certificate is None else "https"
+        url = setup.advertise or f"{scheme}://{_reachable(setup.host)}:{sock.getsockname()[1]}"
         remember_database(home, settings.database.resolved())
         executor = _executor(home, setup, clock, files)
         raise_file_limit()
         _limit_log()
         place = _own_socket(home) if shared else home.socket_file
         local_sock = bind_local(place)
-        found_by = ServerFileWriter(home, url, token, place if local_sock is not None else None)
+        ca = "" if certificate is None else certificate.authority
+        found_by = ServerFileWriter(home, url, token, place if local_sock is not None else None, ca)
         if not shared:
             home.server_file.unlink(missing_ok=True)
         clusters = HomeClusters(home, executor)
@@ -290,7 +377,7 @@ def run(setup: ControlPlaneOptions) -> int:
         def ready() -> None:
             found_by.keep([])
             if not setup.detached:
-                _announce(home, url, token)
+                _announce(home, url, token, certificate)
 
         try:
             asyncio.run(
@@ -309,6 +396,7 @@ def run(setup: ControlPlaneOptions) -> int:
                     pool_files=[file.model_dump(mode="json", by_alias=True) for file in files],
                     num_local_slots=_num_slots(setup),
                     on_live=found_by.keep,
+                    certificate=certificate,
                 )
             )
         finally:

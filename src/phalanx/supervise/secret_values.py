@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from phalanx.errors import NotFound
 from phalanx.launch import secret_files
+from phalanx.launch.tls import trust
 
 _TRY_FOR_S = 20.0
 _TIMEOUT_S = 5.0
@@ -43,7 +43,8 @@ def secret_values(
         except (OSError, http.client.HTTPException) as error:
             if time.monotonic() > until:
                 raise NotFound(
-                    f"the secrets cannot be read from {data['server_url']}: {error}",
+                    f"the secrets cannot be read from {data['server_url']}: "
+                    f"{trust.told(error, data['server_url'])}",
                     "check the pool's server_url: the nodes must reach the control plane there",
                 ) from error
         wait(_AGAIN_S)
@@ -56,9 +57,7 @@ def secret_values(
 
 def _ask(data: Mapping[str, Any]) -> dict[str, Any]:
     """One request. Raises OSError where it may succeed later, NotFound where it is refused."""
-    parts = urlsplit(data["server_url"])
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=_TIMEOUT_S)
+    connection = trust.connection(data["server_url"], data.get("server_ca") or "", _TIMEOUT_S)
     gang = data["gang"]
     path = (
         f"/api/v1/supervisors/secrets?job={gang['job']['num']}&attempt={gang['attempt']}"

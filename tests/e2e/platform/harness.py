@@ -98,7 +98,7 @@ class Platform:
     def client(self) -> PhalanxClient:
         """A typed client of whoever is in charge now."""
         server = json.loads((self.home / "server.json").read_text())
-        return PhalanxClient(server["url"], server["token"])
+        return PhalanxClient(server["url"], server["token"], ca=server["ca"])
 
     def _kept_client(self) -> PhalanxClient:
         """The same for polls, which are many: one for each control plane."""
@@ -106,7 +106,8 @@ class Platform:
         if self._client is None or self._client[0] != text:
             self._forget_client()
             server = json.loads(text)
-            self._client = (text, PhalanxClient(server["url"], server["token"]))
+            client = PhalanxClient(server["url"], server["token"], ca=server["ca"])
+            self._client = (text, client)
         return self._client[1]
 
     def _forget_client(self) -> None:

@@ -44,6 +44,7 @@ class ServerAddress:
     process: ProcessIdentity | None = None
     version: str = ""
     socket: str = ""
+    ca: str = ""  # authority of its certificate, in PEM
 
 
 def check_home(home: Path) -> None:
@@ -71,7 +72,12 @@ def find(home: Path) -> ServerAddress | None:
         data = json.loads((home / SERVER_FILE).read_bytes())
         process = ProcessIdentity(data["boot_id"], data["pid"], data["started_ticks"])
         found = ServerAddress(
-            data["url"], data["token"], process, data["version"], _socket_of(data)
+            data["url"],
+            data["token"],
+            process,
+            data["version"],
+            _text(data, "socket"),
+            _text(data, "ca"),
         )
         ours = _serves(home, data.get("home", ""))
     except (OSError, ValueError, KeyError, TypeError):
@@ -79,10 +85,10 @@ def find(home: Path) -> ServerAddress | None:
     return found if ours and process.is_alive() else None
 
 
-def _socket_of(data: dict[str, Any]) -> str:
-    """The path of the Unix socket in a server file; empty: none."""
-    path = data.get("socket", "")
-    return path if isinstance(path, str) else ""
+def _text(data: dict[str, Any], field: str) -> str:
+    """An optional text of a server file; empty: none."""
+    found = data.get(field, "")
+    return found if isinstance(found, str) else ""
 
 
 def _serves(home: Path, written: str) -> bool:

@@ -17,6 +17,7 @@ from phalanx.cli.terminal.output import note
 from phalanx.errors import NotFound, PlatformError, ServerUnavailable, UserError
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.text import parse_job_label
+from phalanx.launch.tls.trust import read_ca
 
 if TYPE_CHECKING:
     from phalanx.sdk import PhalanxClient
@@ -36,6 +37,7 @@ class Session:
     home: Path
     url: str | None = None
     token: str | None = None
+    ca_file: Path | None = None
     starting: embedded.ServerAddress | embedded.StartingServer | None = None
 
     def begin(self, num_slots: int | None = None) -> None:
@@ -51,7 +53,8 @@ class Session:
         from phalanx.sdk import PhalanxClient
 
         if self.url is not None:
-            client = PhalanxClient(self.url, self._remote_token())
+            ca = "" if self.ca_file is None else read_ca(self.invocation.cwd / self.ca_file)
+            client = PhalanxClient(self.url, self._remote_token(), ca=ca)
             client.hello()
             return client
         for last in (False,) * (_TRIES - 1) + (True,):
@@ -59,7 +62,7 @@ class Session:
             where = (
                 pending.finish(note) if isinstance(pending, embedded.StartingServer) else pending
             )
-            client = PhalanxClient(where.url, where.token, socket=where.socket)
+            client = PhalanxClient(where.url, where.token, socket=where.socket, ca=where.ca)
             try:
                 client.hello()
             except ServerUnavailable:

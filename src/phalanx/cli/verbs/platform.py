@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +52,28 @@ DatabaseOption = Annotated[
         "file with the URL. Default: PHALANX__DATABASE__URL.",
     ),
 ]
+TlsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls",
+        metavar="generate",
+        help="Encrypt the port: make an authority in the home, and certificates that are renewed.",
+    ),
+]
+TlsCertOption = Annotated[
+    Path | None,
+    typer.Option("--tls-cert", help="Encrypt the port: PEM file of a certificate with its chain."),
+]
+TlsKeyOption = Annotated[Path | None, typer.Option("--tls-key", help="PEM file of its key.")]
+TlsCaOption = Annotated[
+    Path | None, typer.Option("--tls-ca", help="PEM file of the authority that supervisors accept.")
+]
+PlainOption = Annotated[
+    bool,
+    typer.Option(
+        "--plain-http", help="Allow --host without TLS: tokens and code cross the network in clear."
+    ),
+]
 KeepWarmOption = Annotated[
     int, typer.Option("--keep-warm", min=0, max=1, help="Number of standby supervisors.")
 ]
@@ -82,6 +104,11 @@ def up(  # noqa: PLR0913 (one parameter for each flag)
     keep_warm: KeepWarmOption = 1,
     keep_logs: KeepLogsOption = None,
     keep_metrics: KeepMetricsOption = None,
+    tls: TlsOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    tls_ca: TlsCaOption = None,
+    plain_http: PlainOption = False,
 ) -> None:
     """Start the control plane in the foreground: API, scheduler, pages. Ctrl-C ends it; jobs continue.
 
@@ -105,12 +132,26 @@ def up(  # noqa: PLR0913 (one parameter for each flag)
     for option, age_s in ages:
         words += [option, str(age_s)]
     words += ["--host", host]
+    words += _tls_words(tls, {"--tls-cert": tls_cert, "--tls-key": tls_key, "--tls-ca": tls_ca})
+    words += ["--plain-http"] if plain_http else []
     if database_url is not None:
         words += ["--database-url", database_url]
     if advertise is not None:
         words += ["--advertise", advertise]
     sys.stdout.flush()
     os.execv(sys.executable, words)
+
+
+def _tls_words(tls: str | None, files: Mapping[str, Path | None]) -> list[str]:
+    """The arguments about TLS. Raises UserError."""
+    if tls not in (None, "generate"):
+        raise UserError(f"--tls {tls}: write --tls generate, or --tls-cert and --tls-key")
+    given = {option: file for option, file in files.items() if file is not None}
+    for option, file in given.items():
+        if not file.is_file():
+            raise UserError(f"{option} {file}: there is no such file")
+    words = [] if tls is None else ["--tls", tls]
+    return words + [one for option, file in given.items() for one in (option, str(file.absolute()))]
 
 
 def _age(option: str, text: str) -> float:

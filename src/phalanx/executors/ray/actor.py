@@ -234,6 +234,7 @@ def _source(assignment: dict[str, Any]) -> CodeSource | None:
         job=gang["job"]["num"],
         attempt=gang["attempt"],
         node_rank=assignment["node_rank"],
+        ca=assignment.get("server_ca") or "",
     )
 
 

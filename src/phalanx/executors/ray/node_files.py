@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from phalanx.errors import UserError
 from phalanx.kit.text import job_label
 from phalanx.launch.archives import unpack_archive
 from phalanx.launch.files import private_folder, read_own_file
 from phalanx.launch.identity import is_held
+from phalanx.launch.tls import trust
 
 NUM_ARCHIVES = 16
 _OLD_S = 7 * 86400.0
@@ -39,6 +39,7 @@ class CodeSource:
     job: int
     attempt: int
     node_rank: int
+    ca: str = ""  # the only authority that is accepted, in PEM; empty: the system's
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +140,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def fetch(source: CodeSource, archive: Path) -> None:
     """Download an archive, verify it, and put it in place. Raises CodeUnavailable."""
-    parts = urlsplit(source.url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=_TIMEOUT_S)
+    connection = trust.connection(source.url, source.ca, _TIMEOUT_S)
     path = (
         f"/api/v1/supervisors/code/{source.digest}"
         f"?job={source.job}&attempt={source.attempt}&node_rank={source.node_rank}"
@@ -165,7 +164,7 @@ def fetch(source: CodeSource, archive: Path) -> None:
     except CodeUnavailable:
         raise
     except (OSError, http.client.HTTPException) as error:
-        said = f"the code cannot be fetched from {source.url}: {error}"
+        said = f"the code cannot be fetched from {source.url}: {trust.told(error, source.url)}"
         raise CodeUnavailable(said) from error
     finally:
         partial.unlink(missing_ok=True)

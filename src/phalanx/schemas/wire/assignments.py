@@ -61,6 +61,9 @@ class Assignment(Message):
     slot_type: str = ""  # declared model of the devices; empty: any
     device_memory_bytes: int = 0  # declared memory of each device; 0: any
     server_url: str
+    server_ca: str = (
+        ""  # the only authority of certificates that it accepts, in PEM; empty: the system's
+    )
     server_file: str | None = None
     token: str
     code: str | None = None  # digest of the archive, for nodes that do not see the home

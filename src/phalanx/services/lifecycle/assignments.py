@@ -137,6 +137,7 @@ def _assignment(
         limit_cpus=gang.role.cpus_per_node,
         limit_memory_bytes=gang.role.memory_per_node_bytes,
         server_url=platform.server_url,
+        server_ca=platform.server_ca,
         server_file=str(home.server_file),
         token=platform.supervisor_token(num, gang.attempt),
         code=facts.code_digest,

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from phalanx.errors import StoreUnavailable
 from phalanx.kit.clock import Clock, backoff_s
 from phalanx.launch.files import distrusted
+from phalanx.launch.tls import trust
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import (
     MAX_RESULTS,
@@ -162,22 +163,23 @@ class ControlPlaneAddress:
     url: str
     server_file: str | None
     socket: str = ""
+    ca: str = ""  # the only authority that is accepted, in PEM; empty: the system's
 
     def __post_init__(self) -> None:
-        """Read the path of the socket."""
+        """Read what the file has."""
         self.refresh()
 
     def refresh(self) -> None:
-        """Read both again, where there is a file that can be read."""
+        """Read them again, where there is a file that can be read."""
         if self.server_file is None or distrusted(Path(self.server_file)):
             return  # the supervisor's token is sent there
         try:
             data = json.loads(Path(self.server_file).read_bytes())
-            url, path = data["url"], data.get("socket", "")
+            url, path, ca = data["url"], data.get("socket", ""), data.get("ca", "")
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return
-        if isinstance(url, str) and isinstance(path, str):
-            self.url, self.socket = url, path
+        if isinstance(url, str) and isinstance(path, str) and isinstance(ca, str):
+            self.url, self.socket, self.ca = url, path, ca
 
 
 class _SocketConnection(http.client.HTTPConnection):
@@ -236,18 +238,15 @@ class SyncConnection:
             self.close()
             # The next call takes the other way, in case only one of them is closed.
             self._by_url = over_socket
-            raise OSError(str(error)) from error
+            raise OSError(trust.told(error, self._url)) from error
 
     def _connect(self) -> http.client.HTTPConnection:
         self._url = self._address.url
         parts = urlsplit(self._url)
-        host = parts.hostname or "127.0.0.1"
         if self._address.socket and not self._by_url and not distrusted(Path(self._address.socket)):
+            host = parts.hostname or "127.0.0.1"
             return _SocketConnection(host, parts.port, self._address.socket)
-        kind = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
-        return kind(host, parts.port)
+        return trust.connection(self._url, self._address.ca)
 
     def close(self) -> None:
         """Close the connection; the next call opens a new one."""
@@ -283,7 +282,9 @@ class ControlPlaneLink:
         self._request = SyncRequest(
             job=gang.job.num, attempt=gang.attempt, node_rank=assignment.node_rank, sent_at=0
         )
-        self._address = ControlPlaneAddress(assignment.server_url, assignment.server_file)
+        self._address = ControlPlaneAddress(
+            assignment.server_url, assignment.server_file, ca=assignment.server_ca
+        )
         self._token = assignment.token
         self._poll_s = min(POLL_S, assignment.contact_lost_after_s / 4)
         self._seen = ""

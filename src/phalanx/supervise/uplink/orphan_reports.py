@@ -177,7 +177,8 @@ class OrphanReports:
             str(folder),
         ):
             return
-        line = SyncConnection(ControlPlaneAddress(own.server_url, own.server_file), theirs.token)
+        address = ControlPlaneAddress(own.server_url, own.server_file, ca=own.server_ca)
+        line = SyncConnection(address, theirs.token)
         try:
             _send_rest(folder, _Impersonation(theirs, line, self._clock))
         finally:
