@@ -154,6 +154,7 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
         "stalled": lambda: e.RanksStalled(attempt, generation, rank, draw(failures(rank, now))),
         "asked": lambda: e.StacksRequested(),
         "profiled": lambda: e.ProfileRequested(draw(st.integers(1, 9)), 2, ("nvtx",)),
+        "save": lambda: e.SaveRequested(),
         "captured": lambda: e.StacksCaptured(attempt, generation, rank, draw(st.integers(0, 3))),
         "raised": lambda: e.TargetRaised(draw(st.integers(1, 4))),
         "changed": lambda: e.SettingsChanged(

@@ -126,6 +126,7 @@ for _verb, _panel in (
     (platform.doctor, _PLATFORM),
 ):
     app.command(rich_help_panel=_panel)(_verb)
+app.command("checkpoint", hidden=True)(checkpoints.checkpoints)
 for _program, _panel in (
     (programs.plan, _TRAIN),
     (programs.data, _TRAIN),

@@ -28,6 +28,7 @@ from phalanx.schemas.api.telemetry import (
     ProfileRequest,
     ProfilesView,
     RequestTicket,
+    SavesView,
     StacksView,
 )
 from phalanx.sdk.transport import V1, Transport, raise_for
@@ -232,6 +233,19 @@ class JobCalls(Transport):
         if asked is not None:
             params |= asked.model_dump()
         return self._get(f"{V1}/jobs/{num}/profiles", ProfilesView, params, wait_s)
+
+    def ask_save(self, num: int) -> RequestTicket:
+        """Request a checkpoint of a running job. Raises Conflict when no rank has made a step."""
+        return self._post(f"{V1}/jobs/{num}/saves", None, RequestTicket, key=random_hex(32))
+
+    def saves(
+        self, num: int, *, asked: RequestTicket | None = None, wait_s: float = 0.0
+    ) -> SavesView:
+        """Requested checkpoints; waits up to `wait_s` seconds until that of `asked` is committed."""
+        params: dict[str, Any] = {"wait_s": wait_s}
+        if asked is not None:
+            params |= asked.model_dump()
+        return self._get(f"{V1}/jobs/{num}/saves", SavesView, params, wait_s)
 
     def stop(
         self, num: int, *, goal: Literal["cancel", "pause"] = "cancel", grace_s: float | None = None

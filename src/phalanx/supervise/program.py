@@ -221,6 +221,7 @@ class Supervisor:
         if first is not None and first.running:
             if order is not None:
                 first.request_profile(order)
+            first.request_save(orders.saves)
             if orders.until is not None:
                 first.raise_target(orders.until)
 

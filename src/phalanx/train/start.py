@@ -48,6 +48,7 @@ from phalanx.train.step.guard_state import GuardStateFile, GuardStateStore
 from phalanx.train.step.policies import RunComponents, TrainingPolicies
 from phalanx.train.step.preparation import RunPreparation
 from phalanx.train.step.progress import Progress
+from phalanx.train.step.requested_saves import RequestedSaves
 from phalanx.train.step.rung import RungGate
 from phalanx.train.step.save_schedule import SaveSchedule
 from phalanx.train.step.trained import TrainedObjects
@@ -192,6 +193,7 @@ def assemble(components: RunComponents) -> Run:
         ),
         stragglers=_stragglers(components, shares),
         schedule=SaveSchedule(info, components.clock.monotonic()),
+        requested=RequestedSaves(info, components.report),
         start=begin_training,
         on_first_step=first_step_done,
     )

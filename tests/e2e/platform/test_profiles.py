@@ -30,6 +30,9 @@ def test_a_live_job_is_profiled_and_trains_on(platform: Platform, tmp_path: Path
     }
     kept = json.loads(platform.run("profile", job, "--kept", "--json").stdout)
     assert [one["rank"] for one in kept["splits"]] == sorted(ranks)
+    (saved,) = json.loads(platform.run("checkpoint", "save", job, "--json").stdout)
+    known = json.loads(platform.run("checkpoints", job, "--json").stdout)
+    assert saved["path"] in [one["path"] for one in known]
     before = platform.show(job)
     assert (before.state, before.restarts) == ("running", 0)
     wait_until(lambda: platform.show(job).progress.step > before.progress.step, "more steps")

@@ -63,6 +63,8 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "stacks": lambda c: c.stacks(1, asked=TICKET),
     "ask_profile": lambda c: c.ask_profile(1, ProfileRequest()),
     "profiles": lambda c: c.profiles(1, asked=TICKET),
+    "ask_save": lambda c: c.ask_save(1),
+    "saves": lambda c: c.saves(1, asked=TICKET),
     "stop": lambda c: c.stop(1, goal="pause"),
     "resume": lambda c: c.resume(1),
     "pools": lambda c: c.pools(),

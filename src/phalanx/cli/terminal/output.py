@@ -132,6 +132,9 @@ def notice(event: EventView) -> str | None:
         return f"stacks of ranks {ranks} were stored: phalanx stacks JOB --kept"
     if event.kind == "profiled":
         return f"profiled: {event.data.get('finding', '')}: {event.data.get('said', '')}"
+    if event.kind == "save_begun":
+        done = "failed" if event.data.get("failed") else "began"
+        return f"a requested save {done} at step {event.data.get('step')}"
     if event.kind == "restored" and event.data.get("path"):
         exact = "" if event.data.get("exact", True) else ", not exactly"
         return f"resumed from step {event.data.get('step')}{exact}"

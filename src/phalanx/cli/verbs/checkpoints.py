@@ -5,6 +5,7 @@ Most actions need no control plane.
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,16 +16,21 @@ import typer
 
 from phalanx.cli.client.checkpoint_locations import VALID, CheckpointLocation, copies_of, locate
 from phalanx.cli.client.session import Session, job_number
-from phalanx.cli.terminal import output
+from phalanx.cli.exits import NOT_FINISHED
+from phalanx.cli.terminal import options, output
 from phalanx.cli.terminal.options import AsJson
-from phalanx.errors import CheckpointCorrupt, UserError
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, UserError
+from phalanx.kit.text import job_label
 from phalanx.kit.units import format_size
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.encryption import Encryption
     from phalanx.schemas.api.jobs import CheckpointView
+    from phalanx.schemas.api.telemetry import RequestTicket, SaveView
+    from phalanx.sdk import PhalanxClient
 
-_ACTIONS = ("list", "show", "verify", "rm", "scrub", "export")
+_ACTIONS = ("save", "list", "show", "verify", "rm", "scrub", "export")
+_POLL_S = 20.0
 
 
 def checkpoints(
@@ -32,8 +38,8 @@ def checkpoints(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="JOB | list WHERE | show WHERE | verify WHERE... | rm WHERE... | scrub WHERE..."
-            " | export WHERE OUT",
+            metavar="JOB | save JOB... | list WHERE | show WHERE | verify WHERE... | rm WHERE..."
+            " | scrub WHERE... | export WHERE OUT",
             help="WHERE is a path, j-12, j-12/step-…, or a URL such as s3://bucket/prefix.",
         ),
     ],
@@ -46,10 +52,14 @@ def checkpoints(
     key_file: Annotated[
         Path | None, typer.Option("--key-file", help="File with the encryption key.")
     ] = None,
+    wait: Annotated[
+        str, typer.Option("--wait", help="save: maximum wait for the checkpoint; 0s: do not wait.")
+    ] = "10m",
     json: AsJson = False,
 ) -> None:
-    """List the checkpoints of a job; or list, show, verify, remove, scrub and export checkpoints anywhere.
+    """List the checkpoints of a job; or save, list, show, verify, remove, scrub and export checkpoints.
 
+    `save` has a running job save at the end of its step, and waits until the checkpoint is committed.
     `verify` reads every byte, and with a key also decrypts. `scrub` quarantines checkpoints that do not
     match their digests. `export` writes the weights to OUT, model.safetensors or model.pt. When WHERE
     holds several checkpoints, `show` and `export` use the newest.
@@ -65,6 +75,10 @@ def checkpoints(
         return
     if not rest:
         raise UserError(f"checkpoints {action}: no path was given", f"write {action} WHERE")
+    if action == "save":
+        wait_s = options.duration("--wait", wait) or 0.0
+        _save_now(ctx.obj, [job_number(word) for word in rest], wait_s, json)
+        return
     if action == "export" and len(rest) != 2:
         said = "checkpoints export needs a checkpoint and an output file"
         raise UserError(said, "write export WHERE OUT")
@@ -120,6 +134,54 @@ def _of_job(session: Session, job: str, json: bool) -> None:
         return
     if copies := copies_of(view):
         output.note(f"copies: phalanx checkpoints list {copies}")
+
+
+def _save_now(session: Session, jobs: list[int], wait_s: float, json: bool) -> None:
+    """Request a checkpoint of each job, then wait for all of them."""
+    with session.client() as client:
+        asked = {num: client.ask_save(num) for num in jobs}
+        if wait_s <= 0:
+            for num in jobs:
+                print(f"requested: phalanx checkpoints {job_label(num)}")
+            return
+        found = {num: _saved(client, num, asked[num], wait_s) for num in jobs}
+    if json:
+        output.as_json([{"job": num, **one.model_dump(mode="json")} for num, one in found.items()])
+        return
+    for one in found.values():
+        size = format_size(one.size_bytes) if one.size_bytes is not None else "unknown size"
+        took = f" in {one.took_s:.2f} s" if one.took_s is not None else ""
+        print(f"step {one.saved_step}  {size}{took}  {one.path}")
+
+
+def _saved(client: PhalanxClient, num: int, asked: RequestTicket, wait_s: float) -> SaveView:
+    """Wait for the checkpoint of a request. Raises what became of it instead."""
+    label, seen = job_label(num), False
+    for _ in range(max(1, math.ceil(wait_s / _POLL_S))):
+        view = client.saves(num, asked=asked, wait_s=min(_POLL_S, wait_s))
+        found = view.answer_to(*asked.answers)
+        if found is not None and found.path is not None:
+            return found
+        if found is not None:
+            raise CheckpointNotFound(
+                f"{label} could not save at step {found.step}", f"phalanx show {label} says why"
+            )
+        if (view.attempt, view.generation) != asked.answers[:2]:
+            raise CheckpointNotFound(
+                f"the ranks of {label} ended or restarted before they saved",
+                f"what it has: phalanx checkpoints {label}",
+            )
+        begun = [one for one in view.saves if one.answers >= asked.answers]
+        if begun and not seen:
+            seen = True
+            output.note(f"{label} saves its step {begun[-1].step}")
+        elif not begun:
+            output.note(f"{label} has not reached the end of its step")
+    output.note(
+        f"{label} has committed no checkpoint within {wait_s:.0f} s: increase --wait;"
+        " only scripts with the loader of phalanx.train save when they are asked"
+    )
+    raise typer.Exit(NOT_FINISHED)
 
 
 def _copy(one: CheckpointView) -> str | None:

@@ -295,6 +295,17 @@ class ProfileRecord(Record):
     notes: Sequence[str] = ()
 
 
+@_record("save_begun")
+class SaveBegunRecord(Record):
+    """The ranks save at this step for a request of a user (rank 0)."""
+
+    #: number of the request
+    request: int
+    step: int
+    #: nothing could be saved
+    failed: bool = False
+
+
 @_record("warn", kw_only=False)
 class WarningRecord(Record):
     """A sentence that the user has to see."""

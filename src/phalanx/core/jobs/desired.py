@@ -39,6 +39,7 @@ class Desired:
     after: str = ""  # cause that ended the attempt's previous generation; empty: none
     profile: RequestedProfile | None = None  # newest profile request
     masters: tuple[tuple[str, str, int], ...] = ()  # (role, address, port) per role
+    saves: int = 0  # number of the newest save request; 0: none
     until: int | None = None  # raised target of a trial; None: that of its contract
     peers: tuple[str, ...] = ()  # addresses of the gang's nodes, where there are several
 
@@ -75,6 +76,7 @@ def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
         stacks=attempt.stacks,
         after=_ended_by(job, attempt),
         profile=attempt.profile,
+        saves=attempt.saves,
         until=job.until,
     )
 

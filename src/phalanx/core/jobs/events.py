@@ -99,6 +99,11 @@ class ProfileRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveRequested:
+    """A user asked the ranks to save a checkpoint at the end of their step."""
+
+
+@dataclass(frozen=True, slots=True)
 class StacksCaptured:
     """One node has sent its ranks' stacks for a request.
 
@@ -278,6 +283,7 @@ JobEvent = (
     | RanksStalled
     | StacksRequested
     | ProfileRequested
+    | SaveRequested
     | StacksCaptured
     | StacksOverdue
     | TargetRaised

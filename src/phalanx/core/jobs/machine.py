@@ -30,6 +30,7 @@ from phalanx.core.jobs.handlers.release import node_gone
 from phalanx.core.jobs.handlers.stall import (
     profile_requested,
     ranks_stalled,
+    save_requested,
     stacks_captured,
     stacks_overdue,
     stacks_requested,
@@ -115,6 +116,7 @@ ROWS: tuple[tuple[type[e.JobEvent], Cell, Cell, Cell, Cell, Cell], ...] = (
     (e.RanksStalled,          LATE,           ranks_stalled,     ranks_stalled,     LATE,      LATE),
     (e.StacksRequested,       LATE,           stacks_requested,  stacks_requested,  LATE,      LATE),
     (e.ProfileRequested,      LATE,           profile_requested, profile_requested, LATE,      LATE),
+    (e.SaveRequested,         LATE,           save_requested,    save_requested,    LATE,      LATE),
     (e.StacksCaptured,        LATE,           stacks_captured,   stacks_captured,   LATE,      LATE),
     (e.StacksOverdue,         LATE,           stacks_overdue,    STOPS,             LATE,      LATE),
     (e.TargetRaised,          raised,         raised,            raised,            raised,    JOB_OVER),

@@ -97,6 +97,7 @@ class Attempt:
     stacks_of: tuple[int, ...] = ()  # node ranks that have sent the requested stacks
     placed_at: int | None = None  # None only if an earlier release placed it
     profile: RequestedProfile | None = None  # newest profile request of the generation
+    saves: int = 0  # number of the newest save request of the generation; 0: none
     leave_by: int | None = None  # when ranks that still run after the finish are killed
     offers: tuple[
         SlotOffer, ...

@@ -21,6 +21,9 @@ PROFILE = 8
 REQUESTS = (STOP, SAVE, ROLL_BACK, PROFILE)
 """Every request there is."""
 
+SAVE_SUFFIX = ".save"
+"""Suffix of the file beside rank 0's report file that holds the number of the newest save request."""
+
 PAGE_BYTES = 4096
 WORD_BYTES = 8
 _REQUESTS = 0xFFFF

@@ -74,7 +74,7 @@ class MetricsView(ResponseBody):
 
 
 class RequestTicket(ResponseBody):
-    """Identifies a request for stacks or a profile; the results of that request carry these numbers.
+    """Identifies a request for stacks, a profile or a checkpoint; its results carry these numbers.
 
     `request` 0: stacks taken because the ranks made no step, or a profile that the script requested.
     """
@@ -114,6 +114,43 @@ class StacksView(ResponseBody):
     attempt: int | None = None
     generation: int | None = None
     world_size: int
+
+
+class SaveView(RequestTicket):
+    """A request for a checkpoint that the ranks act on; `path` is set once it is committed and verified."""
+
+    step: int  # at which the ranks began to save
+    failed: bool = False  # nothing could be saved; the job's events say why
+    path: str | None = None
+    saved_step: int | None = None
+    size_bytes: int | None = None
+    took_s: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the checkpoint is committed, or could not be saved."""
+        return self.failed or self.path is not None
+
+
+class SavesView(ResponseBody):
+    """Requests for checkpoints, oldest first; `attempt` and `generation` are the live ones."""
+
+    saves: list[SaveView]
+    attempt: int | None = None
+    generation: int | None = None
+
+    def answer_to(self, attempt: int, generation: int, request: int) -> SaveView | None:
+        """The save that is over and began at this request or a later one of the same generation."""
+        return next(
+            (
+                one
+                for one in self.saves
+                if one.is_over
+                and (one.attempt, one.generation) == (attempt, generation)
+                and one.request >= request
+            ),
+            None,
+        )
 
 
 class ProfileRequest(RequestBody):

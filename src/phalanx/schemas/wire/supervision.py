@@ -206,6 +206,15 @@ class StacksReport(GenerationReport):
     ranks: list[RankStacks]
 
 
+class SaveBegunReport(GenerationReport):
+    """The ranks save for a request of a user: the checkpoint will be of `step`, unless it `failed`."""
+
+    kind: Literal["save_begun"] = "save_begun"
+    request: int
+    step: int
+    failed: bool = False
+
+
 class ProfileReport(GenerationReport):
     """A profile gathered by rank 0. `request` 0: the script asked for it.
 
@@ -303,6 +312,7 @@ Report = Annotated[
     | GuardReport
     | StacksReport
     | ProfileReport
+    | SaveBegunReport
     | RanksStalledReport
     | LedgerReport
     | MetricsReport
@@ -361,7 +371,8 @@ class Orders(Message):
 
     `grace_left_s` is what remains of a grace at the moment of the answer: durations survive
     clocks that disagree. `last_step` is the last step that the job is known to have made. `stacks`
-    numbers the newest request for the running ranks' stacks, `profile` is the newest one for a profile.
+    numbers the newest request for the running ranks' stacks, `profile` is the newest one for a profile,
+    and `saves` numbers the newest one for a checkpoint.
     `until` is the raised target of a trial.
     """
 
@@ -378,6 +389,7 @@ class Orders(Message):
     stacks: int = 0
     after: str = ""
     profile: ProfileOrder | None = None
+    saves: int = 0
     until: int | None = None
     masters: list[RoleMaster] = Field(default_factory=list)
     peers: list[str] = Field(default_factory=list)
@@ -393,6 +405,8 @@ class Orders(Message):
         wish = orders.profile
         if wish is not None:
             version += f":{wish.request}"
+        if orders.saves:
+            version += f":save {orders.saves}"
         if orders.until is not None:
             version += f":until {orders.until}"
         known = {name: getattr(orders, name) for name in cls.model_fields if hasattr(orders, name)}

@@ -27,7 +27,13 @@ from phalanx.schemas.api.jobs import (
     SubmitRequest,
     SubmitResponse,
 )
-from phalanx.schemas.api.telemetry import ProfileRequest, ProfilesView, RequestTicket, StacksView
+from phalanx.schemas.api.telemetry import (
+    ProfileRequest,
+    ProfilesView,
+    RequestTicket,
+    SavesView,
+    StacksView,
+)
 from phalanx.schemas.api.why import WhyView
 from phalanx.server.access import Of, needs
 from phalanx.server.context import By, Here
@@ -45,7 +51,7 @@ from phalanx.services.lifecycle import requests
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.submit import check, submit
 from phalanx.services.planning.why import why_view
-from phalanx.services.queries import profiles, stacks, views
+from phalanx.services.queries import profiles, saves, stacks, views
 from phalanx.store.idempotency import RequestKey
 from phalanx.store.listings.jobs import JobFilter, Order
 
@@ -249,6 +255,34 @@ async def get_profiles(
     def whole(view: ProfilesView) -> bool:
         over = (view.attempt, view.generation) != (attempt, generation)
         return over or any(one.answers == asked for one in view.profiles)
+
+    return await here.poll_until((job_topic(num),), wait_s, look, whole)
+
+
+@router.post("/{num}/saves", openapi_extra=needs(Permission.JOBS_CHANGE, Of.JOB))
+def post_save(here: Here, by: By, num: JobNum, key: IdempotencyKey = None) -> RequestTicket:
+    """Ask the ranks to save a checkpoint; what becomes of it appears at the same path."""
+    now = here.clock.now()
+    asked = RequestKey.of(key, now, by.actor, "saves", str(num))
+    return saves.ask_save(here.platform, num, now, by.actor, asked)
+
+
+@router.get("/{num}/saves", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
+async def get_saves(
+    here: Here,
+    num: JobNum,
+    attempt: Number = 0,
+    generation: Number = 0,
+    request: Number = 0,
+    wait_s: Wait = 0.0,
+) -> SavesView:
+    """Requested checkpoints; waits up to `wait_s` seconds until the requested one is committed."""
+
+    look = partial(saves.read_saves, here.platform, num)
+
+    def whole(view: SavesView) -> bool:
+        over = (view.attempt, view.generation) != (attempt, generation)
+        return over or view.answer_to(attempt, generation, request) is not None
 
     return await here.poll_until((job_topic(num),), wait_s, look, whole)
 

@@ -291,6 +291,11 @@ def _profile(inbox: Inbox, report: wire.ProfileReport) -> None:
     inbox.events.append(Note("profiled", inbox.attempt, report.generation, data))
 
 
+def _save_begun(inbox: Inbox, report: wire.SaveBegunReport) -> None:
+    data = report.model_dump(exclude={"kind", "seq", "generation"})
+    inbox.events.append(Note("save_begun", inbox.attempt, report.generation, data))
+
+
 def _ledger(inbox: Inbox, report: wire.LedgerReport) -> None:
     rows = merge(
         Consumed(row.epoch, row.lo, row.hi, getattr(row, "times", 1)) for row in report.rows
@@ -365,6 +370,7 @@ _READERS: Mapping[type, Callable[[Inbox, Any], None]] = {
     wire.GuardReport: _guard,
     wire.StacksReport: _stacks,
     wire.ProfileReport: _profile,
+    wire.SaveBegunReport: _save_begun,
     wire.RanksStalledReport: _rank_failed,
     wire.LedgerReport: _ledger,
     wire.MetricsReport: _metrics,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from phalanx.core.gang.stacks import elsewhere, place
-from phalanx.core.jobs.events import ProfileRequested, StacksRequested
+from phalanx.core.jobs.events import ProfileRequested, SaveRequested, StacksRequested
 from phalanx.core.jobs.model import Attempt
 from phalanx.errors import Conflict
 from phalanx.kit.text import job_label
@@ -19,6 +19,12 @@ from phalanx.store.events import StoredEvent
 from phalanx.store.idempotency import RequestKey, once
 
 NOTE = "stacks"
+_SHOWN: dict[type, str] = {
+    StacksRequested: "stacks {} --kept",
+    ProfileRequested: "profile {} --kept",
+    SaveRequested: "checkpoints {}",
+}
+"""The command that shows earlier results of a request."""
 _Key = tuple[int, int, int]  # attempt, generation, request
 
 
@@ -36,7 +42,7 @@ def ask_stacks(
 def ask_ranks(
     platform: Platform,
     num: int,
-    event: StacksRequested | ProfileRequested,
+    event: StacksRequested | ProfileRequested | SaveRequested,
     now: int,
     actor: str,
     key: RequestKey | None = None,
@@ -45,13 +51,14 @@ def ask_ranks(
 
     Raises NotFound, and Conflict where no rank runs or the key is that of another request.
     """
-    verb = "stacks" if isinstance(event, StacksRequested) else "profile"
 
     def asked(attempt: Attempt | None) -> int:
         if attempt is None:
             return 0
+        if isinstance(event, SaveRequested):
+            return attempt.saves
         profile = 0 if attempt.profile is None else attempt.profile.request
-        return attempt.stacks if verb == "stacks" else profile
+        return attempt.stacks if isinstance(event, StacksRequested) else profile
 
     def work(tx: Tx) -> RequestTicket:
         return RequestTicket.model_validate(once(tx, key, lambda: send(tx).model_dump()))
@@ -63,7 +70,7 @@ def ask_ranks(
         if attempt is None or asked(attempt) == asked(before):
             raise Conflict(
                 f"no rank of {job_label(num)} runs: the job is {job.state}",
-                f"show the stored ones: phalanx {verb} {job_label(num)} --kept",
+                f"what is stored: phalanx {_SHOWN[type(event)].format(job_label(num))}",
             )
         return RequestTicket(
             attempt=attempt.num, generation=attempt.generation, request=asked(attempt)

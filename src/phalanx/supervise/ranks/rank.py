@@ -17,6 +17,7 @@ from phalanx.core.contract.trial import TARGET_SUFFIX
 from phalanx.core.gang import stacks
 from phalanx.core.gang.failures import RankExit, rank_exit
 from phalanx.core.telemetry import profiles
+from phalanx.core.training.control import SAVE_SUFFIX
 from phalanx.launch import linux
 from phalanx.launch.capture import Capture, open_append, read_available
 from phalanx.launch.space import TrimmedFile
@@ -271,24 +272,27 @@ class LocalRank(ProcessObserver):
 
     def request_profile(self, order: ProfileOrder) -> None:
         """Write the newest request for a profile where the rank looks for it; may be repeated."""
-        fresh = self.profile_file.with_name(self.profile_file.name + ".new")
-        text = json.dumps(order.model_dump())
-        try:
-            if self.profile_file.exists() and self.profile_file.read_text() == text:
-                return
-            fresh.write_text(text)
-            os.replace(fresh, self.profile_file)
-        except OSError as error:
-            _LOG.warning("a profile cannot be requested: %s", error)
+        self._tell(self.profile_file, json.dumps(order.model_dump()))
+
+    def request_save(self, number: int) -> None:
+        """Write the number of the newest save request, if any, where the rank looks for it."""
+        if number:
+            self._tell(self.report_file.with_suffix(SAVE_SUFFIX), str(number))
 
     def raise_target(self, until: int) -> None:
         """Write the trial's target where the rank looks for it; may be repeated."""
-        file = self.report_file.with_suffix(TARGET_SUFFIX)
-        with contextlib.suppress(OSError):
-            if not (file.exists() and file.read_text() == str(until)):
+        self._tell(self.report_file.with_suffix(TARGET_SUFFIX), str(until))
+
+    @staticmethod
+    def _tell(file: Path, text: str) -> None:
+        """Replace a file that the rank reads, if its text differs."""
+        try:
+            if not (file.exists() and file.read_text() == text):
                 fresh = file.with_name(file.name + ".new")
-                fresh.write_text(str(until))
+                fresh.write_text(text)
                 os.replace(fresh, file)
+        except OSError as error:
+            _LOG.warning("a request cannot be written for the rank: %s: %s", file, error)
 
     def close(self) -> None:
         """Read what the pipes hold and close everything, without waiting for end-of-file."""

@@ -35,6 +35,7 @@ from phalanx.schemas.wire.supervision import (
     QuarantinedReport,
     Report,
     RestoredReport,
+    SaveBegunReport,
     TrialReport,
     WarningReport,
 )
@@ -340,8 +341,7 @@ class GenerationRecords:
         self._restored(rank, at, start)
 
     def _guard(self, _rank: int, _at: int, record: contract.GuardRecord) -> None:
-        fields = {**_fields(record), "ranks": list(record.ranks)}
-        self._report(GuardReport, **fields)
+        self._report(GuardReport, **{**_fields(record), "ranks": list(record.ranks)})
 
     def _stragglers(self, rank: int, at: int, record: contract.StragglersRecord) -> None:
         self._per_rank("straggler_score", rank, at, record.scores)
@@ -366,6 +366,9 @@ class GenerationRecords:
 
     def _profile(self, _rank: int, at: int, record: contract.ProfileRecord) -> None:
         self._report(ProfileReport, **{**_fields(record), "at": at})
+
+    def _save_begun(self, _rank: int, _at: int, record: contract.SaveBegunRecord) -> None:
+        self._report(SaveBegunReport, **_fields(record))
 
     def _warning(self, rank: int, at: int, record: contract.WarningRecord) -> None:
         self._warn("warn", record.message, rank, record.message, at)
@@ -443,6 +446,7 @@ _HANDLERS: Mapping[type[Record], Callable[[GenerationRecords, int, int, Any], No
     contract.DataRecord: GenerationRecords._data,
     contract.GuardRecord: GenerationRecords._guard,
     contract.ProfileRecord: GenerationRecords._profile,
+    contract.SaveBegunRecord: GenerationRecords._save_begun,
     contract.WarningRecord: GenerationRecords._warning,
     contract.StragglersRecord: GenerationRecords._stragglers,
     contract.SharesRecord: GenerationRecords._shares,
@@ -456,6 +460,7 @@ class SideRecords(GenerationRecords):
 
     _NOT_THE_JOBS = (
         contract.CheckpointRecord,
+        contract.SaveBegunRecord,
         contract.ReportRecord,
         contract.RestoredRecord,
         contract.DataRecord,

@@ -45,6 +45,7 @@ from phalanx.train.step.divergence import LossGuard
 from phalanx.train.step.guard import StepGuard, StepVerdict
 from phalanx.train.step.policies import RunComponents, TrainingPolicies
 from phalanx.train.step.progress import Progress
+from phalanx.train.step.requested_saves import RequestedSaves
 from phalanx.train.step.save_schedule import SaveSchedule
 from phalanx.train.step.trained import TrainedObjects
 from phalanx.train.trial.reporting import TrialReporter
@@ -75,6 +76,7 @@ class StepParts:
     policies: TrainingPolicies  # precision, batch size and learning rate
     stragglers: Stragglers  # comparison of the ranks' compute times
     schedule: SaveSchedule  # decides when to save
+    requested: RequestedSaves  # requests of users to save
     #: training begins: returns the agreement of the gang; collective
     start: Callable[[], Agreement]
     #: the first step is done
@@ -263,7 +265,7 @@ class StepEngine:
             self._leave()
         why = parts.schedule.reason_at(progress.step, bool(agreed & control.SAVE))
         if why is not None:
-            self.save(why)
+            parts.requested.begun(progress.step, self.save(parts.requested.reason(why)))
         if parts.trial.contract.unit == "step" and parts.trial.is_reached(progress.step):
             parts.at_target()
         parts.profiling.boundary(bool(agreed & control.PROFILE))
@@ -277,8 +279,8 @@ class StepEngine:
             requests |= control.STOP
         if parts.profiling.asked():
             requests |= control.PROFILE
-        saves = self._components.info.is_main and self._saver.saves
-        if saves and parts.schedule.proposes(self._components.clock.monotonic()):
+        due = self._saver.saves and parts.schedule.proposes(self._components.clock.monotonic())
+        if self._components.info.is_main and (due or parts.requested.pending()):
             requests |= control.SAVE
         return requests
 

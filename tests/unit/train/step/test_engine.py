@@ -171,6 +171,24 @@ def test_a_step_is_accepted_repeated_once_or_refused(facts, expected):
 # -- accept, repeat, refuse ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_user_may_ask_for_a_checkpoint_and_each_request_is_answered_once(rig, tmp_path, saves):
+    report_file = tmp_path / "r.report"
+    one = rig([0.5] * 8, info=RankInfo(report_file=report_file, checkpoint=interval("1000 steps")))
+    one.saver.saves = saves
+
+    def ask(rig):
+        if len(rig.seen) in (3, 6):
+            report_file.with_suffix(".save").write_text(str(len(rig.seen) // 3))
+
+    one.train(ask)
+    answers = [(row.request, row.failed) for row in one.report.of("save_begun")]
+    assert answers == [(1, not saves), (2, not saves)]
+    if saves:
+        asked = [step for step, why in one.saver.reasons if why == "asked"]
+        assert asked == [row.step for row in one.report.of("save_begun")]
+
+
 def test_steps_commit_in_order_and_the_last_one_is_saved(rig):
     one = rig([0.5, 0.25]).train()
     assert one.seen == [0.5, 0.25] and one.weights == [0.5, 0.375], "rates 1, then 0.5"

@@ -158,6 +158,7 @@ def _next_generation(job: Job) -> Job:
         stall_until=None,
         stacks_of=(),
         profile=None,
+        saves=0,
     )
     return replace(job, attempt=attempt, not_before=None)
 

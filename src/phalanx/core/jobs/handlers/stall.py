@@ -1,6 +1,6 @@
-"""Handlers for stalls, and for requests of stacks and profiles.
+"""Handlers for stalls, and for requests of stacks, profiles and saves.
 
-Events: RanksStalled, StacksRequested, StacksCaptured, StacksOverdue, ProfileRequested.
+Events: RanksStalled, StacksRequested, StacksCaptured, StacksOverdue, ProfileRequested, SaveRequested.
 """
 
 from __future__ import annotations
@@ -33,6 +33,14 @@ def profile_requested(job: Job, event: e.ProfileRequested, now: int) -> Decision
     number = 1 if attempt.profile is None else attempt.profile.request + 1
     profile = RequestedProfile(number, event.steps, event.traced, event.extras)
     return Decision(replace(job, attempt=replace(attempt, profile=profile)))
+
+
+def save_requested(job: Job, event: e.SaveRequested, now: int) -> Decision:
+    """Have the ranks save a checkpoint at the end of their step."""
+    attempt = live(job)
+    if not _has_running_ranks(attempt):
+        return Decision(job, ignored="no rank runs")
+    return Decision(replace(job, attempt=replace(attempt, saves=attempt.saves + 1)))
 
 
 def _has_running_ranks(attempt: Attempt) -> bool:

@@ -25,6 +25,7 @@ from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Journal, Report, report_to
 from phalanx.train.gang.stopping import StopSignal
 from phalanx.train.state.storage import storage_for
+from phalanx.train.step.requested_saves import RequestedSaves
 from phalanx.train.step.save_schedule import SaveSchedule
 from phalanx.train.trial.methods import TrialMethods
 from phalanx.train.trial.reporting import TrialReporter
@@ -107,6 +108,7 @@ class JaxRun(TrialMethods):
         self._agree_at = 1
         self._agreed_s, self._agreed_step = clock.monotonic(), 0
         self._schedule = SaveSchedule(info, clock.monotonic())
+        self._requested = RequestedSaves(info, report)
         atexit.register(self._close)
 
     @property
@@ -198,7 +200,7 @@ class JaxRun(TrialMethods):
         now = self._clock.monotonic()
         took_s = max(1e-6, (now - self._agreed_s) / max(1, self.step - self._agreed_step))
         ahead = min(_MOST_STEPS, max(1, int(_AGREE_EVERY_S / took_s)))
-        due = self._schedule.proposes(now)
+        due = self._requested.pending() or self._schedule.proposes(now)
         stopping, written = self._stop.at is not None, self._saver.written
         rows = self._processes.numbers([int(stopping), int(due), int(written), ahead])
         self._agreed_s, self._agreed_step = now, self.step
@@ -210,6 +212,8 @@ class JaxRun(TrialMethods):
             self._saver.commit()
         if rows[0][1] and self._saver.saves:
             self._save("every")
+        elif rows[0][1]:
+            self._requested.begun(self.step, ok=False)
 
     def _save(self, why: str) -> None:
         self._journal.flush()
@@ -226,6 +230,7 @@ class JaxRun(TrialMethods):
             write_s=self._saver.estimate_s,
             wall_us=self._clock.now(),
         )
+        self._requested.begun(self.step, ok=self._saver.saves)
 
     def _leave(self) -> None:
         """Save if there is time, report it, and end the script, all processes at one step."""
