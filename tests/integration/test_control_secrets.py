@@ -305,6 +305,34 @@ def test_keys_of_the_settings(tmp_path: Path) -> None:
     assert "short" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("sh -c 'echo 11; exit 3'", "ended with status 3"),
+        ("/no/such/program", "cannot be run"),
+        ("", "cannot be run"),
+        ("sh -c 'unclosed", "cannot be run"),
+        ("echo short-secret", "not a list of keys"),
+    ],
+)
+def test_command_without_a_key_is_refused_and_its_output_is_not_shown(
+    command: str, said: str
+) -> None:
+    with pytest.raises(SpecInvalid, match=said) as caught:
+        SecretSettings(key=f"command:{command}").resolved()
+    assert "PHALANX__SECRETS__KEY" in str(caught.value)
+    assert "short-secret" not in str(caught.value)
+
+
+def test_key_of_a_command_opens_what_the_same_key_sealed(tmp_path: Path) -> None:
+    key = "33" * 32
+    printed = Settings(secrets=SecretSettings(key=f"command:printf %s {key}"))
+    with open_rig(tmp_path / "home", settings=printed) as rig:
+        rig.client.secrets.set("A_KEY", "kept")
+    with open_rig(tmp_path / "home", settings=Settings(secrets=SecretSettings(key=key))) as rig:
+        assert secret_store.values(rig.platform, "default", ["A_KEY"]) == {"A_KEY": "kept"}
+
+
 def test_files_of_an_earlier_release_move_into_the_database(rig: Rig) -> None:
     folder = rig.platform.home.secret_files_dir / "default"
     folder.mkdir(parents=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +29,8 @@ from phalanx.services.login.provider import LoginConfig, is_protected
 from phalanx.store.secrets.envelope import GivenKeys, KeyWrapper
 
 _PREFIX = "PHALANX__"
+_COMMAND_S = 60.0
+_MAX_KEYS = 1 << 16
 # Settings that had another name: section and key, then and now.
 _RENAMED = {("scheduler", "hole_ttl_s"): ("scheduler", "reservation_ttl_s")}
 
@@ -69,9 +73,10 @@ class SecretSettings(SettingsGroup):
     key: str | None = Field(
         default=None,
         repr=False,
-        description="Master keys of secrets, or `file:PATH` of a file that contains them: 64 hex digits or "
-        "32 bytes in base64 each, between commas. The first one encrypts. Absent: the file `secrets.key` "
-        "of the home, which the first secret makes.",
+        description="Master keys of secrets, `file:PATH` of a file that contains them, or `command:WORDS` "
+        "of a program that prints them, such as the client of a key service: 64 hex digits or 32 bytes in "
+        "base64 each, between commas. The first one encrypts. Absent: the file `secrets.key` of the home, "
+        "which the first secret makes.",
     )
 
     def resolved(self) -> KeyWrapper | None:
@@ -83,10 +88,31 @@ class SecretSettings(SettingsGroup):
             text = self.key
             if text.startswith("file:"):
                 text = Path(text.removeprefix("file://").removeprefix("file:")).read_text()
+            elif text.startswith("command:"):
+                text = _printed_by(name, text.removeprefix("command:"))
             return GivenKeys(parse_keys(text))
         except (OSError, ValueError) as error:
             said = error.strerror if isinstance(error, OSError) else "not a list of keys"
             raise SpecInvalid([Problem(name, f"{said}: 64 hex digits each")]) from None
+
+
+def _printed_by(name: str, command: str) -> str:
+    """What a command prints, without a shell. Raises SpecInvalid, which quotes nothing that it printed."""
+    try:
+        words = shlex.split(command)
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        said = f"the command did not end within {_COMMAND_S:.0f} s"
+    except (OSError, ValueError, IndexError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "its words cannot be read"
+        said = f"the command cannot be run: {reason}"
+    else:
+        if done.returncode == 0:
+            return done.stdout[:_MAX_KEYS].decode("ascii", "replace")
+        said = f"the command ended with status {done.returncode}"
+    raise SpecInvalid([Problem(name, f"{said}; run it by hand to see why")]) from None
 
 
 class TlsSettings(SettingsGroup):
