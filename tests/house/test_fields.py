@@ -77,7 +77,6 @@ OTHERWISE: dict[str, str] = {
             "JobSpec.mounts",
             "Resources.shm",
             "RoleResources.shm",
-            "Schedule.cron",
         ),
         _REFUSED,
     ),

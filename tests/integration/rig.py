@@ -48,6 +48,7 @@ _SAMPLES = {
     "{name}": "local",
     "{trial}": "0",
     "{secret}": "A_TOKEN",
+    "{schedule}": "nightly",
 }
 
 

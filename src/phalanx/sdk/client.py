@@ -33,6 +33,7 @@ from phalanx.schemas.api.why import WhyView
 from phalanx.sdk.accounts import AccountCalls
 from phalanx.sdk.cost import CostCalls
 from phalanx.sdk.jobs import JobCalls
+from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.secrets import SecretCalls
 from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.transport import V1
@@ -42,7 +43,7 @@ class PhalanxClient(JobCalls):
     """A client of one server, with one method for each route; those about jobs are in `JobCalls`.
 
     Those about studies are methods of `client.studies`, those about cost of `client.costs`, those about
-    secrets of `client.secrets`.
+    secrets of `client.secrets`, those about schedules of `client.schedules`.
 
     Args:
         url: Address of the server, such as `http://127.0.0.1:8080`.
@@ -69,6 +70,11 @@ class PhalanxClient(JobCalls):
     def accounts(self) -> AccountCalls:
         """The calls about users, groups and roles, on the same connection."""
         return AccountCalls(self.url, self._http)
+
+    @cached_property
+    def schedules(self) -> ScheduleCalls:
+        """The calls about schedules, on the same connection."""
+        return ScheduleCalls(self.url, self._http)
 
     @cached_property
     def secrets(self) -> SecretCalls:

@@ -666,6 +666,45 @@ secrets = Table(
     Column("set_by", String(128), nullable=False),
 )
 
+# Jobs that are submitted at the times of a cron expression.
+schedules = Table(
+    "schedules",
+    metadata,
+    Column("project", String(128), primary_key=True),
+    Column("name", String(128), primary_key=True),
+    Column("version", BigInteger, nullable=False),  # counts changes, due times among them
+    Column("principal", String(128), nullable=False),  # with the rights that its jobs need
+    Column("owner", String(256), nullable=False),
+    Column("cron", String(128), nullable=False),
+    Column("timezone", String(128), nullable=False),
+    Column("catch_up", String(8), nullable=False),  # core.schedules.policy.CatchUp
+    Column("catch_up_limit", Integer, nullable=False),
+    Column("overlap", String(8), nullable=False),  # core.schedules.policy.Overlap
+    Column("paused", Boolean, nullable=False),
+    Column("request", JSON, nullable=False),  # the submission, secret values withheld
+    Column("code_digest", String(64)),  # NULL: its jobs bring no code
+    Column("next_at", BigInteger),  # NULL: paused, or never again
+    Column("created_at", BigInteger, nullable=False),
+    Column("changed_at", BigInteger, nullable=False),
+    Column("changed_by", String(128), nullable=False),
+    Index(None, "next_at"),
+)
+
+# What became of due times. The key admits one run of each due time.
+schedule_runs = Table(
+    "schedule_runs",
+    metadata,
+    Column("project", String(128), primary_key=True),
+    Column("schedule", String(128), primary_key=True),
+    _key("due_at"),
+    Column("handled_at", BigInteger, nullable=False),
+    Column("outcome", String(16), nullable=False),  # core.schedules.policy.DueOutcome
+    Column("job", BigInteger),  # the first one; NULL: none was submitted
+    Column("num_jobs", Integer, nullable=False),
+    Column("by", String(128), nullable=False),  # of a run on request; empty: the schedule
+    Column("message", Text, nullable=False),
+)
+
 # Sums of `cost_rows` up to the id in the counter `cost_folded`.
 cost_days = Table(
     "cost_days",

@@ -14,6 +14,7 @@ from phalanx.errors import ServerUnavailable
 from phalanx.schemas.api.cost import SetBudgetRequest
 from phalanx.schemas.api.cost_prices import PriceRequest
 from phalanx.schemas.api.jobs import ChangeRequest, CloneRequest, SubmitRequest
+from phalanx.schemas.api.schedules import PutScheduleRequest
 from phalanx.schemas.api.studies import (
     AskRequest,
     ExtendStudyRequest,
@@ -25,6 +26,7 @@ from phalanx.schemas.api.telemetry import ProfileRequest, RequestTicket
 from phalanx.sdk import PhalanxClient
 from phalanx.sdk.accounts import AccountCalls
 from phalanx.sdk.cost import CostCalls
+from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.transport import Transport
 from phalanx.server.routers import (
@@ -35,6 +37,7 @@ from phalanx.server.routers import (
     logins,
     platform,
     resources,
+    schedules,
     studies,
     telemetry,
     tokens,
@@ -128,6 +131,15 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "costs.budgets": lambda c: c.costs.budgets(),
     "costs.set_budget": lambda c: c.costs.set_budget("user", "a b", SetBudgetRequest(usd=1)),
     "costs.remove_budget": lambda c: c.costs.remove_budget("job", "1"),
+    "schedules.list": lambda c: c.schedules.list("vision"),
+    "schedules.show": lambda c: c.schedules.show("nightly"),
+    "schedules.put": lambda c: c.schedules.put(
+        "nightly", PutScheduleRequest(spec={}, cron="* * * * *"), "vision"
+    ),
+    "schedules.remove": lambda c: c.schedules.remove("nightly"),
+    "schedules.pause": lambda c: c.schedules.pause("nightly"),
+    "schedules.resume": lambda c: c.schedules.resume("nightly"),
+    "schedules.run": lambda c: c.schedules.run("nightly"),
     "costs.report": lambda c: c.costs.report("user", job=1, pool="a", limit=3),
 }
 
@@ -136,7 +148,19 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
 def routes() -> dict[tuple[str, str], set[str]]:
     """Method and path pattern of every route, with the names of its query parameters."""
     app = FastAPI()
-    parts = (jobs, telemetry, resources, platform, tokens, studies, cost, accounts, audit, logins)
+    parts = (
+        jobs,
+        telemetry,
+        resources,
+        platform,
+        tokens,
+        studies,
+        cost,
+        accounts,
+        audit,
+        logins,
+        schedules,
+    )
     for module in parts:
         app.include_router(module.router)
     found = {}
@@ -174,11 +198,13 @@ def test_the_table_names_every_method() -> None:
         "close",
         "costs",
         "is_healthy",
+        "schedules",
         "secrets",
         "studies",
     }
     calls = {f"studies.{name}" for name in set(dir(StudyCalls)) - set(dir(Transport))}
     calls |= {f"costs.{name}" for name in set(dir(CostCalls)) - set(dir(Transport))}
+    calls |= {f"schedules.{name}" for name in set(dir(ScheduleCalls)) - set(dir(Transport))}
     calls |= {f"accounts.{name}" for name in set(dir(AccountCalls)) - set(dir(Transport))}
     assert calls <= set(CALLS)
 

@@ -364,6 +364,20 @@ def _submit_batch(session: Session, found: Sequence[tuple[JobSpec, Path]], dry_r
             print(f"a-{one.array}")
 
 
+def spec_and_code(
+    session: Session, client: PhalanxClient, path: Path, folder: Path
+) -> tuple[JobSpec, str]:
+    """The one spec of a file, and the digest of the uploaded copy of its work directory."""
+    from phalanx.errors import UserError
+    from phalanx.schemas.spec.document import load_specs
+
+    specs = load_specs(path)
+    if len(specs) != 1:
+        raise UserError(f"{path.name} has {len(specs)} specs", "write one spec in the file")
+    root = _root(path, specs[0])
+    return _with_commit(specs[0], root), _upload(session, client, root, folder / "code.tar")
+
+
 def _upload(session: Session, client: PhalanxClient, root: Path, archive: Path) -> str:
     """Upload a copy of a folder unless the server has it, and return its digest."""
     from phalanx.cli.client.snapshot import take

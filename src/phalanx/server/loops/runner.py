@@ -16,6 +16,7 @@ from phalanx.kit.clock import backoff_s
 from phalanx.server.context import Context, Threads, in_thread
 from phalanx.server.notifier import wait_for
 from phalanx.store import jobs
+from phalanx.store.schedules.rows import count_active
 from phalanx.store.studies import rows
 
 _LOG = logging.getLogger(__name__)
@@ -98,11 +99,11 @@ def _exists(home: Path) -> bool:
 
 
 async def _has_work(context: Context) -> bool:
-    """Whether there is a live job or study; an unavailable database counts as yes."""
+    """Whether a job or study is live or a schedule will be due; an unavailable database counts as yes."""
     try:
         num_live: int = await in_thread(
             context.platform.store.view,
-            lambda tx: jobs.count_live(tx) + rows.count_working(tx),
+            lambda tx: jobs.count_live(tx) + rows.count_working(tx) + count_active(tx),
             pool=Threads.LOOPS,
         )
         return num_live > 0

@@ -21,12 +21,14 @@ from phalanx.services.planning.draining import draining_step
 from phalanx.services.planning.scaling import scaling_step
 from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.services.platform import Platform
+from phalanx.services.schedules.fire import schedules_step
 from phalanx.services.studies.step import studies_step
 from phalanx.services.studies.suggestions import suggestions_step
 from phalanx.services.studies.target_checkpoints import TargetProgress, target_retention_step
 from phalanx.services.timekeeping import Timekeeper
 from phalanx.store import outbox
 from phalanx.store.cost.budgets import BUDGETS
+from phalanx.store.schedules.rows import SCHEDULES
 from phalanx.store.studies.commands import STUDY_COMMANDS, SUGGESTIONS
 from phalanx.store.studies.trial_reports import TRIAL_REPORTS
 
@@ -40,6 +42,8 @@ _FEW_COMMANDS, _MANY_COMMANDS = 16, 512
 _STEP_S = 0.5
 CLOCK_TICK_S = 5.0
 _BUDGETS_TICK_S = 30.0
+# Beside the due times: a clock that is set forward is noticed after this time.
+_SCHEDULES_TICK_S = 30.0
 
 
 @dataclass(slots=True)
@@ -120,7 +124,7 @@ class _Polling:
 
 
 def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
-    """Clock, scheduler, dispatcher, timers, studies, polling, draining and retention.
+    """Clock, scheduler, dispatcher, timers, schedules, studies, polling, draining and retention.
 
     `platform` refuses writes without the lease where there are other replicas.
     """
@@ -143,6 +147,9 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         ServiceLoop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s, planner_pause_s),
         ServiceLoop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
         ServiceLoop("timers", partial(timers_step, platform), (TIMERS,), ticks.timers_tick_s),
+        ServiceLoop(
+            "schedules", partial(schedules_step, platform), (SCHEDULES,), _SCHEDULES_TICK_S
+        ),
         *_study_loops(platform, ticks),
         ServiceLoop("budgets", spend, (BUDGETS,), _BUDGETS_TICK_S),
         ServiceLoop("polling", _Polling(platform, ticks).step, (LEAVING,), ticks.poll_tick_s),

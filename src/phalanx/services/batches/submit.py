@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from phalanx.core.jobs.dependencies import find_cycle
@@ -31,11 +31,21 @@ MAX_WAITS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class BatchEntry:
     """One spec of a batch with the jobs that it makes: one, or one for each index of its array."""
 
     spec: JobSpec
     jobs: tuple[PreparedJob, ...]
+
+    def with_variables(self, values: Mapping[str, str]) -> BatchEntry:
+        """The same with more variables for the ranks of all jobs."""
+        found = [replace(one, facts=_with_env(one.facts, values)) for one in self.jobs]
+        return replace(self, jobs=tuple(found))
+
+
+def _with_env(facts: JobFacts, values: Mapping[str, str]) -> JobFacts:
+    contract = dict(facts.contract or {})
+    return replace(facts, contract={**contract, "env": {**contract.get("env", {}), **values}})
 
 
 def submit_batch(
@@ -57,17 +67,17 @@ def submit_batch(
     entries = check_batch(platform, requests, by=by)
 
     def work(tx: Tx) -> list[int]:
-        return list(once(tx, key, lambda: _store(platform, tx, entries, now, by)))
+        return list(once(tx, key, lambda: store_batch(platform, tx, entries, now, by)))
 
     return platform.store.transact(work)
 
 
 def check_batch(
     platform: Platform, requests: Sequence[SubmitRequest], *, by: Caller = HOME_CALLER
-) -> list[_Entry]:
+) -> list[BatchEntry]:
     """Check every job of a batch, as a dry run does. Raises as `submit_batch`."""
     limits = limits_now(platform)
-    found, problems = list[_Entry](), list[Problem]()
+    found, problems = list[BatchEntry](), list[Problem]()
     for at, request in enumerate(requests):
         owned = request.model_copy(update={"owner": by.owner_of(request.owner)})
         try:
@@ -84,10 +94,10 @@ def check_batch(
     return found
 
 
-def _entry(platform: Platform, request: SubmitRequest, limits: Limits, by: Caller) -> _Entry:
+def _entry(platform: Platform, request: SubmitRequest, limits: Limits, by: Caller) -> BatchEntry:
     spec = validate_spec(request.spec)
     if spec.array is None:
-        return _Entry(spec, (prepare(platform, request, limits=limits, by=by),))
+        return BatchEntry(spec, (prepare(platform, request, limits=limits, by=by),))
     if request.kind == "run":
         raise SpecInvalid([Problem("array", "is for jobs of kind `submit`")])
     plain, made = resolved(spec), []
@@ -97,7 +107,7 @@ def _entry(platform: Platform, request: SubmitRequest, limits: Limits, by: Calle
         body |= {"name": f"{spec.name}-{index}", "array": str(index)}
         one = request.model_copy(update={"spec": body})
         made.append(prepare(platform, one, limits=limits, by=by))
-    return _Entry(spec, tuple(made))
+    return BatchEntry(spec, tuple(made))
 
 
 def _name_problems(specs: Sequence[JobSpec]) -> list[Problem]:
@@ -119,8 +129,8 @@ def _name_problems(specs: Sequence[JobSpec]) -> list[Problem]:
     return problems
 
 
-def _store(
-    platform: Platform, tx: Tx, entries: Sequence[_Entry], now: int, by: Caller
+def store_batch(
+    platform: Platform, tx: Tx, entries: Sequence[BatchEntry], now: int, by: Caller
 ) -> list[int]:
     """Store all jobs in the caller's transaction. Raises SpecInvalid for unknown dependencies."""
     count = sum(len(one.jobs) for one in entries)
@@ -163,9 +173,5 @@ def _element(prepared: PreparedJob, array: Array, base: int, at: int) -> JobFact
         "SLURM_ARRAY_TASK_MAX": indices[-1],
         "SLURM_ARRAY_TASK_STEP": step,
     }
-    contract = dict(prepared.facts.contract or {})
-    contract["env"] = {
-        **contract.get("env", {}),
-        **{name: str(one) for name, one in values.items()},
-    }
-    return replace(prepared.facts, contract=contract, array=base, array_index=indices[at])
+    facts = _with_env(prepared.facts, {name: str(one) for name, one in values.items()})
+    return replace(facts, array=base, array_index=indices[at])

@@ -17,6 +17,7 @@ from phalanx.services.lifecycle import code
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, outbox, telemetry
 from phalanx.store.jobs import Finished
+from phalanx.store.schedules import rows as schedules
 from phalanx.store.studies import rows
 
 # Limits per transaction (rows) and per step (jobs), so that other writers wait only briefly.
@@ -63,7 +64,11 @@ def _archives(platform: Platform, before: int) -> None:
     if not idle:
         return
     used = platform.store.view(
-        lambda tx: jobs.code_in_use(tx, since=before) | rows.code_in_use(tx, since=before)
+        lambda tx: (
+            jobs.code_in_use(tx, since=before)
+            | rows.code_in_use(tx, since=before)
+            | schedules.code_in_use(tx)
+        )
     )
     for digest in idle:
         if digest not in used:

@@ -1,0 +1,1 @@
+"""Verbs about submissions that the control plane makes by itself: schedules."""

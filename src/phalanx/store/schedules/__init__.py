@@ -1,0 +1,1 @@
+"""Schedules of jobs, and what became of their due times."""
