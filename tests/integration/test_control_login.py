@@ -226,6 +226,9 @@ def other_key(kid: str) -> Callable[[dict[str, Any]], str]:
 
 ATTACKS: dict[str, dict[str, Any]] = {
     "wrong audience": {"claims": {"aud": "another-client"}},
+    "wrong audience, with this client as the authorized party": {
+        "claims": {"aud": "another-client", "azp": CLIENT}
+    },
     "audience with another authorized party": {"claims": {"aud": [CLIENT, "x"], "azp": "x"}},
     "several audiences and no authorized party": {"claims": {"aud": ["x", CLIENT]}},
     "wrong issuer": {"claims": {"iss": "http://127.0.0.1:1"}},
@@ -239,7 +242,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "unknown key": {"sign": other_key("key-1")},
     "signed by another key": {"sign": other_key("key-0")},
     "no token at all": {"sign": lambda _: "a.b.c"},
-    "too long": {"sign": lambda _: "a" * (100 << 10)},
+    "too long": {"claims": {"more": "a" * (100 << 10)}},
 }
 OF_BROWSERS: dict[str, dict[str, Any]] = {
     "another nonce": {"claims": {"nonce": "of-another-login"}},

@@ -9,9 +9,10 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
-from integration.rig import Rig, ScriptedSupervisor
+from integration.rig import URL, Rig, ScriptedSupervisor
 from phalanx.core.jobs.desired import Action
 from phalanx.errors import Unauthenticated, UserError
 from phalanx.schemas.wire import supervision as wire
@@ -216,6 +217,51 @@ def test_reports_of_an_old_attempt_cannot_touch_the_new_one(
     assert supervisor.failed().action is Action.RELEASE
     assert supervisor.ended(0, "failed").action is Action.RELEASE
     assert rig.job(1).state == before.state and rig.job(1).restarts == before.restarts
+
+
+def test_the_token_of_an_attempt_ends_with_it(rig: Rig) -> None:
+    """A newer attempt, the last report, and the end of the job each take something from it."""
+
+    def ask(one: ScriptedSupervisor, path: str) -> int:
+        ref = one.ref
+        where = {"job": ref.job, "attempt": ref.attempt, "node_rank": ref.node_rank}
+        headers = {"Authorization": f"Bearer {one.token}"}
+        with httpx.Client(base_url=URL, transport=rig.transport) as http:
+            return http.get(
+                f"/api/v1/supervisors/{path}", params=where, headers=headers
+            ).status_code
+
+    supervisor_code = f"code/{'0' * 64}"
+    rig.submit()
+    rig.turn()
+    supervisor = rig.supervisor(1)  # it has not called yet
+    assert ask(supervisor, "secrets") == 200
+    rig.executor.bury(supervisor.ref)
+    rig.turn()
+    rig.turn()
+    newer = rig.supervisor(1, attempt=2)
+    assert ask(newer, "secrets") == 200
+    assert ask(supervisor, "secrets") == 403 and ask(supervisor, supervisor_code) == 403
+    assert supervisor.post(supervisor.request(), newer.token).status_code == 401
+    assert newer.post(newer.request(), supervisor.token).status_code == 401
+    assert supervisor.log(0, b"late\n").action is Action.RELEASE  # what it wrote is not lost
+    newer.ready()
+    newer.started()
+    newer.ended(0)
+    newer.leave()
+    assert newer.log(0, b"after the last report\n").action is Action.RELEASE
+    rig.turn()
+    assert rig.job(1).state == "succeeded"
+    said = [line.text for line in rig.client.logs(1).lines]
+    assert said == ["late"]
+    assert ask(newer, "secrets") == 403 and ask(newer, supervisor_code) == 403
+    rig.clock.advance(24 * 3600 - 60)
+    assert supervisor.post(supervisor.request()).status_code == 200
+    rig.clock.advance(120)
+    for one in (supervisor, newer):
+        assert one.post(one.request()).status_code == 401
+        report = wire.LeavingReport(seq=one.next_seq())
+        assert one.post(one.request(report)).status_code == 401
 
 
 def test_an_unknown_protocol_is_refused(rig: Rig, supervisor: ScriptedSupervisor) -> None:
@@ -497,10 +543,6 @@ def test_a_restart_is_told_the_last_known_step(rig: Rig) -> None:
 
 
 def test_secrets_are_sent_to_a_supervisor_that_starts_and_to_nothing_else(rig: Rig) -> None:
-    import httpx
-
-    from integration.rig import URL
-
     rig.client.secrets.set("WANDB_KEY", "hush")
     rig.client.secrets.set("OF_ANOTHER_JOB", "quiet")
     num = rig.submit(secrets=["WANDB_KEY"], env={"DB_PASS": "own", "MODE": "fast"})

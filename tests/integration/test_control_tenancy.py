@@ -278,7 +278,8 @@ def test_an_account_sees_and_makes_tokens_of_its_own_alone(rig: Rig) -> None:
 
 
 def test_the_token_of_an_attempt_opens_the_routes_of_supervisors_alone(rig: Rig) -> None:
-    num = rig.submit()
+    num = rig.submit(resources={"slots_per_node": 1})
+    rig.submit(project=THEIRS, resources={"slots_per_node": 1})
     rig.turn()
     supervisor = rig.supervisor(num)
     supervisor.ready()

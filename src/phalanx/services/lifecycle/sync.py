@@ -27,6 +27,8 @@ _US = 1_000_000
 _MAX_DRIFT = 100e-6  # seconds per second: tolerance of a quartz clock
 _CLOCK_STEP_US = 10_000_000
 _PROTOCOLS = range(max(1, PROTOCOL - 1), PROTOCOL + 1)
+TOKEN_ENDS_US = 24 * 3600 * _US
+"""So long after the end of its job the token of an attempt still brings reports that were late."""
 # A call without news is recorded at most this often: every write costs an fsync.
 _SEEN_EVERY_US = 5 * _US
 
@@ -141,8 +143,10 @@ def _receive_all(
 def _answer(
     tx: Tx, call: SyncCall, acked: int, stored: Mapping[int, StoredJob], now: int
 ) -> SyncAnswer:
-    request = call.request
-    orders = _orders(tx, request, stored[request.job].job, now)
+    request, job = call.request, stored[call.request.job].job
+    if job.is_terminal and job.ended_at is not None and now - job.ended_at > TOKEN_ENDS_US:
+        raise Unauthenticated("the token of this attempt has ended with its job")
+    orders = _orders(tx, request, job, now)
     response = SyncResponse(acked=acked, orders=orders, server_now=now)
     return SyncAnswer(response, bool(request.reports) or orders.version != request.seen)
 
@@ -166,16 +170,11 @@ def supervisor_code(
 ) -> Path:
     """The path of the code archive for one supervisor (job, attempt, node rank).
 
-    Raises Unauthenticated for a wrong token, PermissionDenied for the code of another job.
+    Raises Unauthenticated for a wrong token, PermissionDenied for the code of another job and for an
+    attempt that is over.
     """
-
-    def look(tx: Tx) -> tuple[SupervisorRow | None, str | None]:
-        stored = jobs.find(tx, asked[0])
-        return supervisors.find(tx, *asked), None if stored is None else stored.facts.code_digest
-
-    known, own = platform.store.view(look)
-    _authenticate(known, token)
-    if own != digest:
+    _, stored = _of_live_attempt(platform, asked, token)
+    if stored.facts.code_digest != digest:
         raise PermissionDenied("this is not the code of that job")
     return code.archive_path(platform.home, digest)
 
@@ -186,7 +185,22 @@ def supervisor_secrets(
     """The values of a job's secrets for one supervisor (job, attempt, node rank) that is starting.
 
     They are sent until its first sync call and not after it: a token that is stolen later reads nothing.
-    Raises PermissionDenied for a wrong token or a late call, NotFound for a secret that was removed.
+    Raises Unauthenticated for a wrong token, PermissionDenied for a late call and for an attempt that is
+    over, NotFound for a secret that was removed.
+    """
+    known, stored = _of_live_attempt(platform, asked, token)
+    if known.first_seen_at is not None:
+        raise PermissionDenied("secrets are sent only to a supervisor that is starting")
+    return secret_values(platform, stored, asked[2])
+
+
+def _of_live_attempt(
+    platform: Platform, asked: tuple[int, int, int], token: str
+) -> tuple[SupervisorRow, StoredJob]:
+    """The supervisor (job, attempt, node rank) with a token, and its job.
+
+    Raises Unauthenticated, and PermissionDenied for an attempt that is over: what it needed to start is
+    not sent to it any more.
     """
 
     def look(tx: Tx) -> tuple[SupervisorRow | None, StoredJob | None]:
@@ -195,9 +209,11 @@ def supervisor_secrets(
     known, stored = platform.store.view(look)
     _authenticate(known, token)
     assert known is not None
-    if known.first_seen_at is not None or stored is None or stored.job.is_terminal:
-        raise PermissionDenied("secrets are sent only to a supervisor that is starting")
-    return secret_values(platform, stored, asked[2])
+    attempt = None if stored is None or stored.job.is_terminal else stored.job.attempt
+    is_live = attempt is not None and attempt.num == asked[1] and known.released_at is None
+    if stored is None or not is_live:
+        raise PermissionDenied("this attempt is over")
+    return known, stored
 
 
 def _known(tx: Tx, calls: Sequence[SyncCall]) -> dict[Key, SupervisorRow]:
@@ -246,11 +262,15 @@ def _receive(
     inbox.row |= {"last_seen_at": now, "clock_offset_us": offset}
     if known.first_seen_at is None:
         inbox.row["first_seen_at"] = now
-    read_heartbeat(inbox, request.heartbeat, known)
+    # That it leaves is its last report: more are acknowledged, so that none is repeated, and dropped.
+    has_left = known.released_at is not None
+    if not has_left:
+        read_heartbeat(inbox, request.heartbeat, known)
     last_seq = known.last_seq
     for report in sorted(request.reports, key=lambda one: one.seq):
         if report.seq > last_seq:
-            read_report(inbox, report)
+            if not has_left:
+                read_report(inbox, report)
             last_seq = report.seq
     inbox.row["last_seq"] = last_seq
     return inbox
