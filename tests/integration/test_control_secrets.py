@@ -243,7 +243,10 @@ def test_the_next_attempt_gets_the_new_value_and_a_removed_one_fails_the_launch(
     for _ in range(12):
         rig.turn(120)
     view = rig.job(num)
-    assert view.state == "failed"
+    assert view.state == "failed" and view.failure is not None
+    assert view.failure.cause == "secret_unavailable"
+    assert "phalanx secrets set DB_PASS --project default" in view.model_dump_json()
+    assert view.lineage.restarts[-1].cause == "secret_unavailable"
     assert "secret DB_PASS of project default does not exist any more" in view.model_dump_json()
     with pytest.raises(NotFound, match="project default has no secret DB_PASS"):
         rig.client.secrets.remove("DB_PASS")
@@ -286,7 +289,10 @@ def test_the_master_key_is_rotated_and_a_crash_in_between_loses_nothing(
         secret_store.values(rig.platform, "default", wanted)
     for _ in range(12):
         rig.turn(120)
-    assert rig.job(num).state == "failed", "a key that is missing fails the launch"
+    view = rig.job(num)
+    assert view.state == "failed" and view.failure is not None
+    assert view.failure.cause == "secret_unavailable"
+    assert "keep it with the home" in view.model_dump_json()
 
 
 def test_keys_of_the_settings(tmp_path: Path) -> None:

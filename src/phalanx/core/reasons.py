@@ -20,6 +20,7 @@ class Cause(StrEnum):
     CHECKPOINT_MISSING = "checkpoint_missing"
     FINAL_CHECKPOINT_NOT_SAVED = "final_checkpoint_not_saved"
     PARAMS_REJECTED = "params_rejected"
+    SECRET_UNAVAILABLE = "secret_unavailable"
 
 
 class ReasonCode(StrEnum):
@@ -65,6 +66,7 @@ class ReasonCode(StrEnum):
     TURN_CAME = "turn_came"
     DEPENDENCY_FAILED = "dependency_failed"
     COST_BUDGET = "cost_budget"
+    SECRET_UNAVAILABLE = "secret_unavailable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ DEFAULT_BUDGETS: Mapping[Cause, Budget] = {
     Cause.FINAL_CHECKPOINT_NOT_SAVED: Budget(count=0),
     # The script says that its parameters make no sense.
     Cause.PARAMS_REJECTED: Budget(count=0),
+    # A secret was removed, or its master key is away: either may be repaired by hand.
+    Cause.SECRET_UNAVAILABLE: Budget(count=3, first_wait_s=30.0),
 }
 
 

@@ -11,7 +11,7 @@ from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.placement import Placement, SlotOffer
 from phalanx.core.jobs.dependencies import Dependency
 from phalanx.core.jobs.model import JobPolicy, JobState, NodeOutcome, StopGoal
-from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.reasons import Cause, Reason, ReasonCode
 
 
 @earlier_names(policy="terms")
@@ -53,6 +53,7 @@ class LaunchFailed:
     attempt: int
     node_rank: int
     message: str
+    cause: Cause = Cause.START_FAILED
 
 
 @dataclass(frozen=True, slots=True)

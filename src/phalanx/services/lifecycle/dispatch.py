@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.events import JobEvent, LaunchFailed
 from phalanx.core.jobs.model import Attempt, JobState
+from phalanx.core.reasons import Cause
 from phalanx.errors import ExecutorUnavailable, LaunchError, LeaseLost, SpecInvalid
 from phalanx.executors.protocol import GangReserver, SupervisorRef
 from phalanx.kit.clock import backoff_s
@@ -20,7 +21,7 @@ from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.assignments import assignments, code_dir, contract_of
 from phalanx.services.lifecycle.commit import LEAVING, commit_events
 from phalanx.services.platform import Platform, token_hash
-from phalanx.services.secrets.values import check_launch
+from phalanx.services.secrets.values import unreadable
 from phalanx.store import outbox, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
@@ -206,7 +207,9 @@ def _launch(
         # Without code the executor creates an empty folder on the nodes.
         if digest is not None:
             code.unpack(platform.home, digest, code_dir(platform.home, command.job, attempt.num))
-        check_launch(platform, stored.facts.project, contract_of(stored.facts).secrets)
+        why = unreadable(platform, stored.facts.project, contract_of(stored.facts).secrets)
+        if why:
+            return _not_launched(attempt, 0, why, Cause.SECRET_UNAVAILABLE)
         placed = assignments(platform, stored, attempt, nodes)
         if isinstance(platform.executor, GangReserver):
             platform.executor.reserve(attempt.placement, [assignment for _, assignment in placed])
@@ -220,8 +223,11 @@ def _launch(
     return []
 
 
-def _not_launched(attempt: Attempt, started: int, message: str) -> list[JobEvent]:
-    return [LaunchFailed(attempt.num, rank, message) for rank in range(started, len(attempt.nodes))]
+def _not_launched(
+    attempt: Attempt, started: int, message: str, cause: Cause = Cause.START_FAILED
+) -> list[JobEvent]:
+    ranks = range(started, len(attempt.nodes))
+    return [LaunchFailed(attempt.num, rank, message, cause) for rank in ranks]
 
 
 # -- kill ----------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from collections.abc import Sequence, Set
 
 from phalanx.core.codec import decode
 from phalanx.core.jobs.events import (
-    JobEvent,
     LaunchFailed,
     NodeLost,
     RankFailed,
@@ -147,10 +146,10 @@ def _failure(line: StoredEvent) -> tuple[str, str, int] | None:
         "queued",
         "failed",
     ):
-        kind: type[JobEvent] = NodeLost if line.kind == "node_lost" else LaunchFailed
-        lost = decode(kind, line.data)
-        cause = "node_lost" if line.kind == "node_lost" else "start_failed"
-        return cause, getattr(lost, "message", ""), line.at
+        if line.kind == "node_lost":
+            return "node_lost", decode(NodeLost, line.data).message, line.at
+        not_launched = decode(LaunchFailed, line.data)
+        return not_launched.cause.value, not_launched.message, line.at
     return None
 
 

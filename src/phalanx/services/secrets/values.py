@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from phalanx.errors import LaunchError, NotFound, PlatformError, StoreError, TooLarge, UserError
+from phalanx.errors import NotFound, PlatformError, StoreError, TooLarge, UserError
 from phalanx.launch import secret_files
 from phalanx.schemas.api.credentials import SecretView
 from phalanx.services.platform import Platform
@@ -101,12 +101,13 @@ def values(platform: Platform, project: str, names: Iterable[str]) -> dict[str, 
     return {name: unseal(keys, found[name].envelope, found[name].project, name) for name in wanted}
 
 
-def check_launch(platform: Platform, project: str, names: Iterable[str]) -> None:
-    """Raise LaunchError when the secrets of a job cannot be read, before anything of it is started."""
+def unreadable(platform: Platform, project: str, names: Iterable[str]) -> str:
+    """Why the secrets of a job cannot be read, with the remedy; empty where they can."""
     try:
         values(platform, project, names)
     except (NotFound, StoreError) as error:
-        raise LaunchError(error.message, error.hint) from error
+        return f"{error.message}: {error.hint}" if error.hint else error.message
+    return ""
 
 
 def known_values(platform: Platform, project: str, names: Iterable[str]) -> list[str]:

@@ -35,6 +35,7 @@ _INFRASTRUCTURE = frozenset(
         ReasonCode.NODE_LOST,
         ReasonCode.PREEMPTED,
         ReasonCode.START_FAILED,
+        ReasonCode.SECRET_UNAVAILABLE,
         ReasonCode.CHECKPOINT_MISSING,
         ReasonCode.FINAL_CHECKPOINT_NOT_SAVED,
         ReasonCode.UNPLACEABLE,

@@ -43,7 +43,7 @@ def _lose_attempt(job: Job, event: NodeGone, now: int) -> Job:
 
 def _failure_of(event: NodeGone, now: int) -> Failure:
     if isinstance(event, e.LaunchFailed):
-        return Failure(Cause.START_FAILED, None, event.node_rank, now, event.message)
+        return Failure(event.cause, None, event.node_rank, now, event.message)
     message = f"the supervisor of node {event.node_rank} ended"
     if isinstance(event, e.NodeLost):
         message = event.message
