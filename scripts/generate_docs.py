@@ -33,6 +33,7 @@ from pydantic import BaseModel
 from phalanx import errors
 from phalanx.cli.app import app
 from phalanx.cli.exits import MEANINGS
+from phalanx.core.contract.reporting import VARIABLES
 from phalanx.core.jobs import events
 from phalanx.core.jobs.budgets import DEFAULT_BUDGETS
 from phalanx.core.jobs.machine import TRANSITIONS, Ignore, Refuse
@@ -491,7 +492,9 @@ def metrics_page() -> str:
 
 def environment_page() -> str:
     rows = api_reference.contract_variables()
-    tables = {"contract": table(["variable", "meaning"], rows)} if rows else {}
+    heads = ["variable", "meaning"]
+    sent = [[f"`{name}`", meaning] for name, meaning in VARIABLES.items()]
+    tables = {"contract": table(heads, rows), "reporting": table(heads, sent)} if rows else {}
     return api_reference.with_tables(REFERENCE / "environment.md", tables)
 
 

@@ -110,6 +110,7 @@ for _verb, _panel in (
     (why.why, _LOOK),
     (logs.logs, _LOOK),
     (metrics.metrics, _LOOK),
+    (metrics.report, _TRAIN),
     (diagnose.stacks, _LOOK),
     (diagnose.profile, _LOOK),
     (checkpoints.checkpoints, _LOOK),

@@ -14,6 +14,7 @@ JOB_FAILED = 100
 NOT_FINISHED = 101
 NOT_FOUND = 102
 CANCELLED = 103
+STOP_ASKED = 104
 INTERRUPTED = 130
 
 MEANINGS = {
@@ -23,6 +24,7 @@ MEANINGS = {
     NOT_FINISHED: "the job has not ended",
     NOT_FOUND: "no such job or checkpoint",
     CANCELLED: "the job was cancelled",
+    STOP_ASKED: "`report`: the script should save and exit",
     INTERRUPTED: "Ctrl-C",
 }
 _BY_STATE = {"succeeded": SUCCESS, "failed": JOB_FAILED, "cancelled": CANCELLED}

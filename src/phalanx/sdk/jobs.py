@@ -25,11 +25,14 @@ from phalanx.schemas.api.jobs import (
 from phalanx.schemas.api.telemetry import (
     LogPage,
     MetricsView,
+    PostedPoint,
+    PostMetricsRequest,
     ProfileRequest,
     ProfilesView,
     RequestTicket,
     SavesView,
     StacksView,
+    StopAnswer,
 )
 from phalanx.sdk.transport import V1, Transport, raise_for
 
@@ -201,6 +204,17 @@ class JobCalls(Transport):
             "role": role,
         }
         return self._get(f"{V1}/jobs/{num}/metrics", MetricsView, params)
+
+    def post_metrics(
+        self, num: int, points: Sequence[PostedPoint], *, rank: int | None = None
+    ) -> StopAnswer:
+        """Add metrics of a rank of a job, and read whether it should stop; none at all: only read that.
+
+        The client needs the token of a rank (`PHALANX_METRICS_TOKEN`), which permits nothing else.
+        """
+        params = {} if rank is None else {"rank": str(rank)}
+        body = PostMetricsRequest(points=list(points))
+        return self._post(f"{V1}/jobs/{num}/metrics", body, StopAnswer, params)
 
     def checkpoints(self, num: int) -> list[CheckpointView]:
         """The job's checkpoints, oldest first."""

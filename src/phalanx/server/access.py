@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -74,6 +74,13 @@ ATTEMPT = needs(Permission.SELF, Of.ATTEMPT)
 """The declaration of a route for supervisors."""
 ATTEMPT_AUDITED = needs(Permission.SELF, Of.ATTEMPT, audited=True)
 """The same, for a route with calls that are in the audit log."""
+
+
+def bearer_token(headers: Mapping[str, str]) -> str:
+    """The token that an attempt shows; empty: none."""
+    return headers.get("authorization", "").removeprefix("Bearer ").strip()
+
+
 # Routes of the framework, which take no declaration.
 _BUILT_IN = {"/openapi.json": Access(Permission.SELF, Of.OPEN)}
 _FIELD = re.compile(r"\{(\w+)(?::\w+)?\}")

@@ -104,11 +104,11 @@ class Supervisor:
             put=self._link.put,
             ended=self._ended,
             acked=lambda: self._outbox.acked,
+            server=self._link.server,
         )
         self._current: Generation | None = None
         self._next: Orders | None = None
-        self._last_ended = -1
-        self._last_step = 0
+        self._last_ended, self._last_step = -1, 0
         self._leaving = False
         self._last_report: RanksEndedReport | None = None
         self._beat_at = 0.0

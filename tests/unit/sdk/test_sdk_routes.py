@@ -61,6 +61,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "history": lambda c: list(c.history(1)),
     "logs": lambda c: c.logs(1, ranks=(0,), stream="err", tail=5),
     "metrics": lambda c: c.metrics(1, names=("loss",)),
+    "post_metrics": lambda c: c.post_metrics(1, [], rank=2),
     "checkpoints": lambda c: c.checkpoints(1),
     "ask_stacks": lambda c: c.ask_stacks(1),
     "stacks": lambda c: c.stacks(1, asked=TICKET),
@@ -163,6 +164,7 @@ def routes() -> dict[tuple[str, str], set[str]]:
     )
     for module in parts:
         app.include_router(module.router)
+    app.include_router(telemetry.reports)
     found = {}
     for path, methods in app.openapi()["paths"].items():
         pattern = re.sub(r"\{\w+\}", "[^/]+", path)

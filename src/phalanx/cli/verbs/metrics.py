@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from phalanx.cli.client.invocation import Invocation
 from phalanx.cli.client.session import connected, job_number
+from phalanx.cli.exits import STOP_ASKED
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, JobName, RoleName, one_rank
+from phalanx.core.contract.reporting import METRICS_CA, METRICS_TOKEN, METRICS_URL, ReportingPlace
 from phalanx.core.telemetry.instruments import INSTRUMENTS, WORTH_SAYING
+from phalanx.errors import UserError
 
 if TYPE_CHECKING:
     from phalanx.schemas.api.telemetry import MetricSeries
@@ -71,3 +77,49 @@ def lost_time(series: Sequence[MetricSeries]) -> list[str]:
         if mean > WORTH_SAYING:
             found.append(f"rank {one.rank} spends {mean:.0%} of its time waiting for data")
     return found
+
+
+def report(
+    values: Annotated[
+        list[str], typer.Argument(metavar="NAME=VALUE...", help="Metrics, such as loss=0.3.")
+    ],
+    step: Annotated[int, typer.Option("--step", min=0, help="The step that they belong to.")],
+    epoch: Annotated[
+        int | None, typer.Option("--epoch", min=0, help="Number of epochs that are complete.")
+    ] = None,
+) -> None:
+    """Send metrics from inside a job. Exit code 104: the script should save and exit."""
+    from phalanx.schemas.api.telemetry import PostedPoint
+    from phalanx.sdk import PhalanxClient
+
+    env = Invocation.of_this_process().env
+    url, token = env.get(METRICS_URL, ""), env.get(METRICS_TOKEN, "")
+    place = ReportingPlace.named_by(token)
+    if place is None or not url:
+        raise UserError(
+            f"there is no {METRICS_URL} and {METRICS_TOKEN}", "call this from a script of a job"
+        )
+    points = [
+        PostedPoint(name=name, value=value, step=step, epoch=epoch)
+        for name, value in (_value(one) for one in values)
+    ]
+    base, _, rank = url.rpartition("?rank=")
+    ca = Path(env[METRICS_CA]).read_text() if env.get(METRICS_CA) else ""
+    with PhalanxClient(base.partition("/api/")[0], token, ca=ca) as client:
+        answer = client.post_metrics(place.job, points, rank=int(rank))
+    if answer.stop:
+        said = f"{answer.reason}: {answer.message}" if answer.message else answer.reason
+        output.note(f"save and exit now: {said}")
+        raise typer.Exit(STOP_ASKED)
+
+
+def _value(text: str) -> tuple[str, Any]:
+    """`loss=0.3` as name and value."""
+    name, equals, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = None
+    if not name or not equals or number is None:
+        raise UserError(f"{text!r} is not a metric", "write NAME=VALUE, such as loss=0.3")
+    return name, number if math.isfinite(number) else str(number)

@@ -81,6 +81,33 @@ def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class StopAdvice:
+    """Whether a rank should save and exit now. `code` and `message` are empty as long as it should not."""
+
+    stop: bool = False
+    code: str = ""  # a reason code of jobs, or `superseded`: the generation is over
+    message: str = ""
+    deadline_at: int | None = None  # when ranks are killed, microseconds UTC; None: not known
+
+
+SUPERSEDED = "superseded"
+
+
+def stop_advice(job: Job, attempt: int, generation: int, node_rank: int) -> StopAdvice:
+    """What a rank of one generation on one node is told about going on."""
+    orders = desired(job, attempt, node_rank)
+    if orders.action in (Action.RUN, Action.WAIT) and orders.generation == generation:
+        return StopAdvice()
+    live = job.attempt is not None and (job.attempt.num, job.attempt.generation) == (
+        attempt,
+        generation,
+    )
+    if live and job.state is JobState.STOPPING:
+        return StopAdvice(True, job.reason.code.value, job.reason.message, job.stop_deadline_at)
+    return StopAdvice(True, SUPERSEDED, "this generation of the job is over", orders.deadline_at)
+
+
 def _master(attempt: Attempt, part: Part) -> tuple[str, str, int]:
     first = part.first_node
     return part.name, attempt.placement.shares[first].address, attempt.nodes[first].port or 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from phalanx.core.telemetry.profiles import MAX_STEPS
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText
@@ -71,6 +71,68 @@ class MetricsView(ResponseBody):
 
     names: list[str]
     series: list[MetricSeries]
+
+
+MAX_POINTS = 1000
+"""Points in one request."""
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+MetricName = Annotated[str, Field(min_length=1, max_length=200)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class PostedPoint(RequestBody):
+    """One value of one metric. `epoch` is the number of epochs that are complete."""
+
+    name: MetricName
+    value: Finite | Literal["nan", "inf", "-inf"]
+    step: Count
+    epoch: Count | None = None
+    at: At | None = None  # None: when it arrives
+
+
+class PostMetricsRequest(RequestBody):
+    """Metrics of one rank. To send the same points again changes nothing."""
+
+    points: Annotated[list[PostedPoint], Field(max_length=MAX_POINTS)]
+
+
+class StopAnswer(ResponseBody):
+    """Whether the script should save and exit now, and why.
+
+    `reason` is that of the job, such as `preempted`, `cancel_requested` (also by its study) or
+    `max_duration`; `superseded`: the generation is over, and nothing was stored.
+    """
+
+    stop: bool
+    reason: str = ""
+    message: str = ""
+    left_s: float | None = None  # until the ranks are killed
+
+
+class TrainerMetric(RequestBody):
+    """A value as the `Trainer` of transformers sends it: a text."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    name: MetricName
+    value: Annotated[str, Field(max_length=100)]
+
+
+class TrainerStatus(RequestBody):
+    """Progress as clients of Kubeflow Trainer report it; what a newer one adds is ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    progressPercentage: Annotated[int, Field(ge=0, le=100)] | None = None
+    estimatedRemainingSeconds: Count | None = None
+    metrics: Annotated[list[TrainerMetric], Field(max_length=MAX_POINTS)] = Field(
+        default_factory=list
+    )
+
+
+class TrainerStatusRequest(RequestBody):
+    """The body of clients of Kubeflow Trainer."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    trainerStatus: TrainerStatus
 
 
 class RequestTicket(ResponseBody):

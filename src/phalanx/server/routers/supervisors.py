@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import FileResponse
 
 from phalanx.schemas.wire.supervision import SecretValues, SyncRequest, SyncResponse
-from phalanx.server.access import ATTEMPT, ATTEMPT_AUDITED
+from phalanx.server.access import ATTEMPT, ATTEMPT_AUDITED, bearer_token
 from phalanx.server.context import Here, in_thread
 from phalanx.server.strict_requests import Number, SupervisorRoute
 from phalanx.server.sync_batches import SyncBatches
@@ -27,7 +27,7 @@ async def post_sync(here: Here, sync: SyncRequest, request: Request) -> SyncResp
     """Reports up, orders down; with `wait_s` it returns when the orders change."""
     batches = request.app.state.sync_batches
     assert isinstance(batches, SyncBatches)
-    answer = await batches.sync(sync, _token(request))
+    answer = await batches.sync(sync, bearer_token(request.headers))
     if answer.news or sync.wait_s <= 0:
         return answer.response
     orders = await here.poll_until(
@@ -49,8 +49,8 @@ async def get_code(
     node_rank: Number,
 ) -> FileResponse:
     """The archive of a job's code, for a supervisor of its live attempt."""
-    asked = (job, attempt, node_rank)
-    path = await in_thread(lambda: supervisor_code(here.platform, asked, digest, _token(request)))
+    asked, token = (job, attempt, node_rank), bearer_token(request.headers)
+    path = await in_thread(lambda: supervisor_code(here.platform, asked, digest, token))
     return FileResponse(path, media_type="application/x-tar")
 
 
@@ -64,11 +64,7 @@ async def get_secrets(
     node_rank: Number,
 ) -> SecretValues:
     """The values of a job's secrets, for a supervisor of its live attempt that is starting."""
-    asked = (job, attempt, node_rank)
-    values = await in_thread(lambda: supervisor_secrets(here.platform, asked, _token(request)))
+    asked, token = (job, attempt, node_rank), bearer_token(request.headers)
+    values = await in_thread(lambda: supervisor_secrets(here.platform, asked, token))
     response.headers["Cache-Control"] = "no-store"
     return SecretValues(values=values)
-
-
-def _token(request: Request) -> str:
-    return request.headers.get("authorization", "").removeprefix("Bearer ").strip()

@@ -7,18 +7,27 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from phalanx.core.tenancy.roles import Permission
-from phalanx.schemas.api.telemetry import LogPage, MetricsView
-from phalanx.server.access import Of, needs
+from phalanx.schemas.api.telemetry import (
+    LogPage,
+    MetricsView,
+    PostMetricsRequest,
+    StopAnswer,
+    TrainerStatusRequest,
+)
+from phalanx.server.access import ATTEMPT, Of, bearer_token, needs
 from phalanx.server.context import Here, Threads
 from phalanx.server.observe.exposition import Exposition
-from phalanx.server.strict_requests import JobNum, Ranks, SearchText, Texts, Wait
+from phalanx.server.strict_requests import JobNum, Ranks, SearchText, StrictRoute, Texts, Wait
 from phalanx.services.lifecycle.commit import job_topic
+from phalanx.services.lifecycle.posted_metrics import post_metrics, posted_points, trainer_status
 from phalanx.services.queries.logs import LogQuery, read_logs
 from phalanx.services.queries.metrics import read_metrics
 from phalanx.store.telemetry import logs_topic
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["telemetry"])
+reports = APIRouter(prefix="/api/v1/jobs", tags=["telemetry"], route_class=StrictRoute)
 exposition = APIRouter(tags=["telemetry"])
+Rank = Annotated[int | None, Query(ge=0, lt=2**31)]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -70,6 +79,30 @@ def get_metrics(
         max_points=max_points,
         role=role,
     )
+
+
+@reports.post("/{num}/metrics", openapi_extra=ATTEMPT)
+def post_points(
+    here: Here, num: JobNum, body: PostMetricsRequest, request: Request, rank: Rank = None
+) -> StopAnswer:
+    """Add metrics from inside a job, with the token in `PHALANX_METRICS_TOKEN`.
+
+    The answer says whether to save and exit now. `rank` counts in the gang; absent: the first one of the
+    node. With no points it only answers.
+    """
+    posted = posted_points(body.points)
+    token = bearer_token(request.headers)
+    return post_metrics(here.platform, num, token, rank, posted, here.clock.now())
+
+
+@reports.post("/{num}/trainer-status", openapi_extra=ATTEMPT)
+def post_trainer_status(
+    here: Here, num: JobNum, body: TrainerStatusRequest, request: Request, rank: Rank = None
+) -> StopAnswer:
+    """Take what clients of Kubeflow Trainer report, among them the `Trainer` of transformers."""
+    posted = trainer_status(body.trainerStatus)
+    token = bearer_token(request.headers)
+    return post_metrics(here.platform, num, token, rank, posted, here.clock.now())
 
 
 @exposition.get("/metrics", openapi_extra=needs(Permission.METRICS_READ, Of.WHOLE))

@@ -36,6 +36,8 @@ class Inbox:
     now: int  # microseconds UTC
     offset_us: int  # added to the supervisor's times
     log_limit: int | None = None  # bytes of output that the job may have stored; None: any number
+    #: generation and step of the supervisor's row before the call
+    known_step: tuple[int, int | None] = (0, None)
     events: list[e.JobEvent | Note] = field(default_factory=list)  # to commit at the end
     row: dict[str, Any] = field(default_factory=dict)  # changes of the supervisor's row
     #: rows of reports of a trial, stored together
@@ -161,6 +163,9 @@ def _record_failure(inbox: Inbox, generation: int, failure: Failure) -> None:
 
 
 def _ranks_ended(inbox: Inbox, report: wire.RanksEndedReport) -> None:
+    if report.step is None and inbox.known_step[0] == report.generation:
+        # The script has sent its steps to the API, not to its supervisor.
+        report = report.model_copy(update={"step": inbox.known_step[1]})
     event = ended_event(report, inbox.attempt, inbox.node_rank, inbox.offset_us)
     inbox.events.append(event)
     inbox.row["pids"] = []
@@ -350,6 +355,8 @@ def read_heartbeat(inbox: Inbox, beat: wire.Heartbeat, known: supervisors.Superv
     if beat.generation < known.generation:
         return
     inbox.row |= beat.model_dump(include={"generation", "step", "epoch", "num_epochs"})
+    if beat.step is None and beat.generation == known.generation:
+        inbox.row.pop("step")  # that of a script which sends its metrics to the API stays
     inbox.row["phase"] = beat.phase[:64]
     if beat.step is not None and (beat.generation, beat.step) != (known.generation, known.step):
         record_step(inbox, beat.generation, beat.step, inbox.now)

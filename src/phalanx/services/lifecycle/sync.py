@@ -233,11 +233,12 @@ def _authenticate(known: SupervisorRow | None, token: str) -> None:
 
 def _brings_news(request: SyncRequest, known: SupervisorRow, now: int) -> bool:
     beat = request.heartbeat
+    step = known.step if beat.step is None else beat.step
     return (
         bool(request.reports)
         or known.last_seen_at is None
         or now - known.last_seen_at >= _SEEN_EVERY_US
-        or (beat.generation, beat.step, beat.phase) != (known.generation, known.step, known.phase)
+        or (beat.generation, step, beat.phase) != (known.generation, known.step, known.phase)
     )
 
 
@@ -259,6 +260,7 @@ def _receive(
     )
     inbox = Inbox(tx, request.job, request.attempt, request.node_rank, now, offset, log_limit)
     inbox.known = begun
+    inbox.known_step = (known.generation, known.step)
     inbox.row |= {"last_seen_at": now, "clock_offset_us": offset}
     if known.first_seen_at is None:
         inbox.row["first_seen_at"] = now

@@ -120,6 +120,12 @@ def of_jobs(tx: Tx, jobs: Sequence[int], *, limit: int = 10_000) -> list[TrialRe
     return _rows(tx, _OF_JOBS, {"_jobs": list(jobs), "_limit": limit})
 
 
+def last_unit(tx: Tx, job: int) -> int:
+    """The highest unit that a job has reported; 0 without any."""
+    query = select(func.max(trial_reports.c.unit)).where(trial_reports.c.job == job)
+    return int(tx.conn.execute(query).scalar() or 0)
+
+
 def last_id(tx: Tx) -> int:
     """The id of the newest report; 0 without any."""
     return int(tx.conn.execute(select(func.max(trial_reports.c.id))).scalar() or 0)

@@ -38,7 +38,11 @@ from phalanx.supervise.ranks.folder_commits import CheckpointFolderConfig
 from phalanx.supervise.ranks.grace_period import GracePeriod
 from phalanx.supervise.ranks.ledger_watermarks import WatermarkFile
 from phalanx.supervise.ranks.line_metrics import RecordsFromOutput
-from phalanx.supervise.ranks.network import GangNetwork, network_is_shared
+from phalanx.supervise.ranks.network import (
+    GangNetwork,
+    MetricsReporting,
+    network_is_shared,
+)
 from phalanx.supervise.ranks.rank import LocalRank, Stream
 from phalanx.supervise.ranks.records import GenerationRecords, MetricTail, Put, SideRecords
 from phalanx.supervise.ranks.stall_monitor import StallMonitor
@@ -63,6 +67,7 @@ class GenerationContext:
     put: Put  # queues a report
     ended: Callable[[Generation], None]  # called once, when all of a generation has ended
     acked: Callable[[], int]  # the number of the last report that is stored
+    server: Callable[[], tuple[str, str]]  # URL of the control plane now, and its authority
 
 
 class Generation:
@@ -81,7 +86,8 @@ class Generation:
         self.folder = Path(context.assignment.node_dir) / f"g{self.number:03d}"
         gang, node = context.assignment.gang, context.assignment.node_rank
         self._framework = framework(gang.role.framework)
-        mask = OutputMask(context.assignment.secret_values)
+        self._reporting = MetricsReporting(context.assignment, self.number, self.folder)
+        mask = OutputMask([*context.assignment.secret_values, self._reporting.token])
         self.ranks = [
             LocalRank(context.assignment.first_rank + local, self.folder, context.loop, self, mask)
             for local in range(gang.world.ranks_per_node)
@@ -156,7 +162,7 @@ class Generation:
                 context.processes.start_command(context.assignment.command, launch, rank, workdir)
 
     def _launch(self, rank: LocalRank, network: GangNetwork) -> LaunchRequest:
-        assignment = self._context.assignment
+        assignment, adapter = self._context.assignment, self._framework
         files = RankFiles(
             report_file=str(rank.report_file),
             control_file=str(self.folder / "control"),
@@ -164,9 +170,8 @@ class Generation:
             code_dir=assignment.workdir,
             secret_file=str(network.secret_file),
         )
-        gang, orders, adapter = assignment.gang, network.orders, self._framework
-        local = rank.rank - assignment.first_rank
-        contract = gang.rank(orders, assignment.node_in_role, local, files)
+        gang, orders, first = assignment.gang, network.orders, assignment.first_rank
+        contract = gang.rank(orders, assignment.node_in_role, rank.rank - first, files)
         node = NodeSetting(
             env={"PYTHONUNBUFFERED": "1", **network.variables(), **assignment.env},
             cpus=assignment.cpus,
@@ -176,6 +181,7 @@ class Generation:
             device_kind=assignment.device_kind,
         )
         env = rank_environment(adapter, gang, orders, contract, node)
+        env |= self._reporting.variables(self._context.server(), rank.rank)
         launch = LaunchRequest(env, assignment.cwd, rank.open_pipes())
         self._context.processes.keep_output(rank.output_descriptors)
         self._line_metrics.attach(rank)

@@ -1,10 +1,11 @@
-"""What the ranks of a generation need to reach one another, and what keeps strangers out."""
+"""What the ranks of a generation need to reach one another and the API, and what keeps strangers out."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from phalanx.core.contract.reporting import ReportingPlace, reporting_variables
 from phalanx.launch import accept_guard
 from phalanx.launch.authentication import derive
 from phalanx.launch.command import PythonCommand
@@ -43,9 +44,7 @@ class GangNetwork:
         """
         gang = self._assignment.gang
         words = ("gang", gang.job.label, str(gang.attempt), str(self.orders.generation))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(self.secret_file, flags, 0o600), "w") as file:
-            file.write(derive(self._assignment.token.encode(), *words))
+        _write_private(self.secret_file, derive(self._assignment.token.encode(), *words))
 
     def start_rendezvous(self, processes: ProcessTree) -> None:
         """Start the key-value store at which ranks of some frameworks meet. Raises OSError."""
@@ -64,6 +63,36 @@ class GangNetwork:
         if self._framework.rendezvous and self.interface is not None:
             found |= {"GLOO_SOCKET_IFNAME": self.interface, "TP_SOCKET_IFNAME": self.interface}
         return found
+
+
+class MetricsReporting:
+    """What ranks need to send metrics to the API without the library: a token, and variables."""
+
+    def __init__(self, assignment: Assignment, generation: int, folder: Path) -> None:
+        """`folder` is that of the generation."""
+        gang = assignment.gang
+        place = ReportingPlace(gang.job.num, gang.attempt, generation, assignment.node_rank)
+        self._job = gang.job.num
+        self._file = folder / "metrics-token"
+        self.token = place.token(assignment.token)
+
+    def variables(self, server: tuple[str, str], rank: int) -> dict[str, str]:
+        """The variables of a rank; `server` is the control plane's URL and authority. Raises OSError."""
+        url, authority = server
+        ca_file = self._file.with_name("metrics-ca.pem") if authority else None
+        if not self._file.exists():
+            _write_private(self._file, self.token)
+            if ca_file is not None:
+                _write_private(ca_file, authority)
+        trusted = None if ca_file is None else str(ca_file)
+        return reporting_variables(url, self._job, rank, self.token, str(self._file), trusted)
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only this user can read. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "w") as file:
+        file.write(text)
 
 
 def network_is_shared(

@@ -323,6 +323,10 @@ class ControlPlaneLink:
         self._over.set()
         self._due.set()
 
+    def server(self) -> tuple[str, str]:
+        """The URL of the control plane, as far as it is known, and the authority that it is trusted by."""
+        return self._address.url, self._address.ca
+
     @property
     def silent_s(self) -> float:
         """Seconds since the control plane last answered."""
