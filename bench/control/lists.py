@@ -1,4 +1,4 @@
-"""Listings of a large database over HTTP on loopback: p99 of list, filter, sort, show and events.
+"""Listings of a large database over HTTP on loopback: p99 of list, filter, sort, show, cost and events.
 
 The database is filled with rows that are copies of real ones, with other names, owners, states and times;
 then a real control plane serves it.
@@ -19,6 +19,7 @@ from typing import Any
 
 from sqlalchemy import insert, select
 
+from phalanx.core.cost.ledger import DAY_US, Account, AccountRow
 from phalanx.core.jobs.events import Submitted
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec.document import resolved, validate_spec
@@ -26,6 +27,9 @@ from phalanx.sdk import PhalanxClient
 from phalanx.services.lifecycle.admission import facts_of
 from phalanx.services.lifecycle.commit import commit_new
 from phalanx.store import jobs, open_store
+from phalanx.store.cost import days
+from phalanx.store.cost import rows as cost_rows
+from phalanx.store.cost.rows import CostOwner, CostRow
 from phalanx.store.database import Store, Tx
 from phalanx.store.listings.jobs import SORTS
 from phalanx.store.tables import counters, events, job_labels
@@ -70,9 +74,30 @@ def _fill(store: Store, num_jobs: int, num_events: int) -> None:
             some = rows[start : start + _BATCH]
             store.transact(lambda tx, some=some: tx.conn.execute(insert(events), some))  # type: ignore[misc]
         feed += len(rows)
+    while store.view(days.is_behind):
+        store.transact(days.fold)
     for name, value in (("job", num_jobs), ("feed", feed)):
         said = counters.update().where(counters.c.name == name).values(value=value)
         store.transact(lambda tx, said=said: tx.conn.execute(said))  # type: ignore[misc]
+
+
+def _ledger(row: dict[str, Any], draw: random.Random) -> list[CostRow]:
+    """A wait and two days of an attempt of an ended job."""
+    if row["ended_at"] is None:
+        return []
+    owner = CostOwner(row["num"], row["project"], row["owner"], row["num"] % 500, None)
+    at, slots = row["submitted_at"], row["num_slots"]
+    used = draw.randrange(1, 40_000) * _US
+    found = [(None, "", Account.QUEUED, at), (0, row["pool"], Account.STARTING, at + DAY_US)]
+    found.append((0, row["pool"], Account.PRODUCTIVE, at + 2 * DAY_US))
+    return [
+        CostRow(
+            *(owner, 1, pool, None),
+            AccountRow(begin, begin + used, generation, slots, ((account, used * slots),)),
+            nano_usd=0 if generation is None else used * slots,
+        )
+        for generation, pool, account, begin in found
+    ]
 
 
 def _first(tx: Tx) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -89,7 +114,7 @@ def _first(tx: Tx) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _add_jobs(tx: Tx, job: dict[str, Any], nums: range, draw: random.Random) -> None:
-    rows, labels = [], []
+    rows, labels, ledger = [], [], []
     for num in nums:
         # A tenth of a percent waits; the rest is history.
         state = "queued" if draw.random() < 0.001 else draw.choice(_OVER)
@@ -114,9 +139,11 @@ def _add_jobs(tx: Tx, job: dict[str, Any], nums: range, draw: random.Random) -> 
         }
         row["snapshot"] = {**job["snapshot"], "num": num, "state": state}
         rows.append(row)
+        ledger += _ledger(row, draw)
         labels.append({"job": num, "name": "team", "value": f"team-{num % 20}"})
     tx.conn.execute(insert(jobs_table), rows)
     tx.conn.execute(insert(job_labels), labels)
+    cost_rows.add_many(tx, ledger)
 
 
 class _served:
@@ -176,6 +203,12 @@ def _calls(
     yield (
         "filter state, sort by slot_seconds",
         lambda _: client.jobs(states=["failed"], sort="-slot_seconds"),
+    )
+    for by in ("job", "project", "user", "pool", "day", "study", "label:team"):
+        yield f"cost by {by}", lambda _, by=by: client.costs.report(by)  # type: ignore[misc]
+    yield (
+        "cost by job of a project",
+        lambda d: client.costs.report("job", project=f"project-{d.randrange(40)}"),
     )
     yield "show", lambda d: client.job(d.randrange(1, num_jobs))
     yield "events", lambda d: client.events(d.randrange(1, num_jobs))

@@ -116,10 +116,13 @@ def test_reports_by_group_add_up_to_the_same_total(rig: Rig) -> None:
     assert ahead is not None and ahead.used_slot_hours == by_job.total.held / 3600
     assert costs.report("project").forecast is None
     assert costs.report("day").groups[0].key == rig.job(num).submitted_at.strftime("%Y-%m-%d")
-    before = {by: costs.report(by) for by in ("project", "user", "pool", "day")}
+    groups = ("project", "user", "pool", "day", "job", "study", "label:team")
+    before = {by: costs.report(by) for by in groups}
     for _ in range(2):  # rows are folded once
         fold_step(rig.platform)
         assert {by: costs.report(by) for by in before} == before
+    few = costs.report("job", limit=1)
+    assert few.groups == by_job.groups[:1] and few.total == by_job.total
     assert rig.store.view(days.folded) > 0
     assert costs.report("job", job=urgent).total == by_job.groups[1].cost
     assert costs.report("job", since=rig.job(num).submitted_at, user="ada").total == by_job.total

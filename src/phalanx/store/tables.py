@@ -723,3 +723,27 @@ cost_days = Table(
     Column("idle", BigInteger, nullable=False),
     Column("nano_usd", BigInteger, nullable=False),
 )
+
+# The same sums by job, up to the same id.
+cost_job_sums = Table(
+    "cost_job_sums",
+    metadata,
+    _key("job"),
+    Column("project", String(128), nullable=False),
+    Column("owner", String(128), nullable=False),
+    Column("study", BigInteger),
+    Column("queued", BigInteger, nullable=False),
+    Column("starting", BigInteger, nullable=False),
+    Column("productive", BigInteger, nullable=False),
+    Column("saving", BigInteger, nullable=False),
+    Column("redone", BigInteger, nullable=False),
+    Column("lost_to_failure", BigInteger, nullable=False),
+    Column("lost_to_preemption", BigInteger, nullable=False),
+    Column("idle", BigInteger, nullable=False),
+    Column("nano_usd", BigInteger, nullable=False),
+    Column("held", BigInteger, nullable=False),  # all accounts but queued
+    Index(None, "nano_usd", "held", "job"),
+    Index(None, "project", "nano_usd", "held", "job"),
+    Index(None, "owner", "nano_usd", "held", "job"),
+    Index(None, "study", "nano_usd", "held", "job"),
+)

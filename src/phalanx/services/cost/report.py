@@ -10,9 +10,9 @@ from phalanx.core.cost.totals import Totals, added, usd_of
 from phalanx.errors import UserError
 from phalanx.schemas.api.body import at_or_none
 from phalanx.schemas.api.cost import GROUPS, CostGroupView, CostReport, CostView, ForecastView
-from phalanx.services.ledger.accounts import grouped, totals_by_day
+from phalanx.services.ledger.accounts import dearest_jobs, grouped, totals_by_day
 from phalanx.services.platform import Platform
-from phalanx.store.cost import days
+from phalanx.store.cost import days, job_sums
 from phalanx.store.cost.rows import LABEL, CostFilter
 from phalanx.store.database import Tx
 
@@ -30,16 +30,21 @@ def cost_report(
         said = f"one of {', '.join(GROUPS)}, or label:NAME"
         raise UserError(f"there is no group {by!r} of costs", f"write {said}")
 
-    def work(tx: Tx) -> dict[str, Totals]:
+    def work(tx: Tx) -> tuple[dict[str, Totals], Totals]:
         waiting, holding = platform.scheduler_cache.rows.jobs(tx)
-        return grouped(tx, by, wanted, [*waiting, *holding], now)
+        live = [*waiting, *holding]
+        if by == "job" and wanted.job is None and job_sums.serves(wanted):
+            of_all = grouped(tx, "project", wanted, live, now)
+            return dearest_jobs(tx, wanted, live, now, limit), added(of_all.values())
+        found = grouped(tx, by, wanted, live, now)
+        return found, added(found.values())
 
     def by_day(tx: Tx) -> dict[int, Totals]:
         waiting, holding = platform.scheduler_cache.rows.jobs(tx)
         month_ago = replace(wanted, since=(now // DAY_US - _FORECAST_DAYS) * DAY_US, until=None)
         return totals_by_day(tx, month_ago, [*waiting, *holding], now)
 
-    found = platform.store.view(work)
+    found, total = platform.store.view(work)
     by_days = platform.store.view(by_day) if by in _BY_TIME else None
     keys = sorted(found) if by in _BY_TIME else sorted(found, key=lambda key: _rank(key, found))
     kept = keys[-limit:] if by in _BY_TIME else keys[:limit]
@@ -48,7 +53,7 @@ def cost_report(
         since=at_or_none(wanted.since),
         until=at_or_none(wanted.until),
         groups=[CostGroupView(key=key, cost=CostView.from_core(found[key])) for key in kept],
-        total=CostView.from_core(added(found.values())),
+        total=CostView.from_core(total),
         forecast=None if by_days is None else _forecast(by_days, now),
     )
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from phalanx.core.cost.ledger import DAY_US
 from phalanx.core.cost.totals import Totals, added
 from phalanx.services.ledger.settle import live_rows
-from phalanx.store.cost import days, rows
-from phalanx.store.cost.rows import CostFilter, CostRow
+from phalanx.store.cost import days, job_sums, rows
+from phalanx.store.cost.rows import LABEL, CostFilter, CostRow
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
 
@@ -37,12 +37,11 @@ def grouped(
     """Totals by the text of a group: see `rows.sums` for what `by` may be, or `week` or `month`."""
     folded = by in _FOLDED
     column = "day" if folded else by
-    source = days.sums if days.serves(column, wanted) else rows.sums
-    found = source(tx, column, wanted)
-    parts: dict[str, list[Totals]] = {}
     name = _FOLDED.get(by, str)
-    for key, one in found.items():
-        parts.setdefault(name(key), []).append(one)
+    parts: dict[str, list[Totals]] = {}
+    for found in _settled(tx, column, wanted):
+        for key, one in found.items():
+            parts.setdefault(name(key), []).append(one)
     labels = {one.job.num: one.facts.labels for one in live}
     for some in live_rows(tx, live, now).values():
         for row in some:
@@ -50,6 +49,37 @@ def grouped(
                 key = name(rows.key_of(row, "day" if folded else by, labels[row.owner.job]))
                 parts.setdefault(key, []).append(totals_of(row))
     return {key: added(some) for key, some in parts.items()}
+
+
+def _settled(tx: Tx, by: str, wanted: CostFilter) -> list[dict[str, Totals]]:
+    """What is settled, from the sums that can answer, and the rows behind them."""
+    if days.serves(by, wanted):
+        return [days.sums(tx, by, wanted)]
+    if (by == "study" or by.startswith(LABEL)) and job_sums.serves(wanted):
+        fresh = rows.sums(tx, by, wanted, after=days.folded(tx))
+        return [job_sums.by_group(tx, by, wanted), fresh]
+    return [rows.sums(tx, by, wanted)]
+
+
+def dearest_jobs(
+    tx: Tx, wanted: CostFilter, live: Sequence[StoredJob], now: int, limit: int
+) -> dict[str, Totals]:
+    """The most expensive jobs of all time, and those that have used something since the sums by job.
+
+    What a job has used only grows: a job that is the same as in its sum cannot rise.
+    """
+    parts = {
+        int(key): [one] for key, one in rows.sums(tx, "job", wanted, after=days.folded(tx)).items()
+    }
+    for num, some in live_rows(tx, live, now).items():
+        ours = [totals_of(row) for row in some if wanted.takes(row)]
+        if ours:
+            parts.setdefault(num, []).extend(ours)
+    for num, one in job_sums.of_jobs(tx, list(parts)).items():
+        parts[num].append(one)
+    found = {str(num): added(some) for num, some in parts.items()}
+    known = job_sums.dearest(tx, wanted, limit)
+    return found | {str(num): one for num, one in known.items() if num not in parts}
 
 
 def totals_by_day(

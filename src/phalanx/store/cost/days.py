@@ -11,7 +11,7 @@ from sqlalchemy import bindparam, func, select
 
 from phalanx.core.cost.ledger import DAY_US, Account
 from phalanx.core.cost.totals import Totals, added
-from phalanx.store.cost import rows
+from phalanx.store.cost import job_sums, rows
 from phalanx.store.cost.rows import ACCOUNTS, CostFilter
 from phalanx.store.database import Tx
 from phalanx.store.tables import cost_days, cost_rows, counters
@@ -60,6 +60,7 @@ def fold(tx: Tx) -> None:
         values = {name: int(row[name]) if name in _AMOUNTS else row[name] for name in row}
         if tx.conn.execute(_ADD, {f"_{name}": one for name, one in values.items()}).rowcount == 0:
             tx.conn.execute(cost_days.insert(), values)
+    job_sums.fold(tx, last, top)
     tx.conn.execute(mine.values(value=top))
 
 
