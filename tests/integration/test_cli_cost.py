@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from integration.rig import Rig
 from phalanx.cli.app import app
-from phalanx.cli.verbs.cost import prices
+from phalanx.cli.verbs.cost import prices, report
 from phalanx.errors import UserError
 
 pytestmark = pytest.mark.integration
@@ -21,7 +21,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Run:
-    for module in (prices,):
+    for module in (prices, report):
         monkeypatch.setattr(module, "connected", lambda ctx: nullcontext(rig.client))
 
     def invoke(*words: str) -> str:
@@ -47,6 +47,19 @@ def test_prices_are_set_listed_and_imported_once(run: Run, tmp_path: Path) -> No
     assert "1 of 2 prices are new" in run("prices", "import", str(file))
     assert "0 of 2 prices are new" in run("prices", "import", str(file))
     assert "0.000000001" in run("prices", "history")
+
+
+def test_advice_is_a_list_or_says_why_there_is_none(run: Run, rig: Rig) -> None:
+    assert "nothing to advise" in run("cost", "--advice")
+    num = rig.submit()
+    rig.turn(1)
+    rig.supervisor(num).ready()
+    rig.supervisor(num).started()
+    rig.supervisor(num).step(0, 1)
+    rig.clock.advance(3600)
+    said = run("cost", "--advice", "--json")
+    assert '"rule": "idle"' in said and f'"job": {num}' in said
+    assert "j-1" in run("cost", "--advice") and "slot-hours" in run("cost", "--advice")
 
 
 @pytest.mark.parametrize(

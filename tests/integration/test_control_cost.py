@@ -11,6 +11,7 @@ from phalanx.services.cost.report import fold_step
 from phalanx.services.ledger.settle import live_rows
 from phalanx.store import jobs
 from phalanx.store.cost import days, rows
+from phalanx.store.tables import checkpoints
 
 pytestmark = pytest.mark.integration
 
@@ -129,6 +130,44 @@ def test_reports_by_group_add_up_to_the_same_total(rig: Rig) -> None:
     assert costs.report("job", user="eve").groups == []
     with pytest.raises(UserError, match="no group 'color'"):
         costs.report("color")
+
+
+def test_advice_names_a_job_that_held_slots_without_steps(rig: Rig) -> None:
+    num = rig.submit()
+    supervisor = launch(rig, num)
+    assert rig.client.costs.advice() == []
+    rig.clock.advance(10)
+    supervisor.step(0, 1)
+    rig.clock.advance(10)
+    supervisor.step(0, 2)
+    rig.clock.advance(3600)
+    (found,) = rig.client.costs.advice(project="default")
+    assert (found.rule, found.job, found.usd) == ("idle", num, None)
+    assert found.slot_hours == pytest.approx(3, rel=0.02)
+    assert rig.client.costs.advice(user="eve") == []
+    reports = [{"path": f"/c/{step}", "step": step} for step in range(21)]
+    rig.store.transact(
+        lambda tx: tx.conn.execute(
+            checkpoints.insert(),
+            [
+                {
+                    "id": index,
+                    "job": num,
+                    "attempt": 1,
+                    "generation": 0,
+                    "size_bytes": 2**30,
+                    "metrics": {},
+                    "created_at": 0,
+                    "state": "valid",
+                    **one,
+                }
+                for index, one in enumerate(reports, 1)
+            ],
+        )
+    )
+    told = {one.rule: one for one in rig.client.costs.advice()}
+    assert told["checkpoints"].size_bytes == 2**30
+    assert rig.client.costs.advice(limit=1) == [found]
 
 
 def test_a_cancelled_wait_is_in_the_ledger(rig: Rig) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import httpx
 
-from phalanx.schemas.api.cost import BudgetView, CostReport, SetBudgetRequest
+from phalanx.schemas.api.cost import AdviceView, BudgetView, CostReport, SetBudgetRequest
 from phalanx.schemas.api.cost_prices import PriceRequest, PriceView, SetPricesRequest
 from phalanx.sdk.transport import V1, Transport
 
@@ -49,6 +49,13 @@ class CostCalls(Transport):
             "limit": limit,
         }
         return self._get(f"{V1}/cost", CostReport, params)
+
+    def advice(
+        self, *, project: str | None = None, user: str | None = None, limit: int = 20
+    ) -> list[AdviceView]:
+        """What the most expensive jobs could have saved, the largest savings first."""
+        params = {"project": project, "user": user, "limit": limit}
+        return self._get(f"{V1}/cost/advice", list[AdviceView], params)
 
     def prices(self, *, history: bool = False) -> list[PriceView]:
         """Prices that count now or later; with `history` also those that counted before."""

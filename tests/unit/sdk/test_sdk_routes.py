@@ -127,6 +127,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "accounts.audit": lambda c: list(c.accounts.audit(actor="user:ada", outcome="denied")),
     "accounts.take": lambda c: c.accounts.take("user:ada", "vision"),
     "studies.add_trial": lambda c: c.studies.add_trial(1, {"lr": 0.1}),
+    "costs.advice": lambda c: c.costs.advice(project="a"),
     "costs.prices": lambda c: c.costs.prices(history=True),
     "costs.set_prices": lambda c: c.costs.set_prices([PriceRequest(usd=1)]),
     "costs.budgets": lambda c: c.costs.budgets(),

@@ -89,6 +89,21 @@ class CostReport(ResponseBody):
     forecast: ForecastView | None = None
 
 
+class AdviceView(ResponseBody):
+    """What a job could have saved, and the measurements that say so; null: no slot had a price.
+
+    `rule`: `idle`, `wasted` or `checkpoints`. `slot_hours`, `usd` and `size_bytes` are the saving.
+    """
+
+    rule: str
+    job: int
+    evidence: str
+    action: str
+    slot_hours: float = 0.0
+    usd: Decimal | None = None
+    size_bytes: int = 0
+
+
 class SetBudgetRequest(RequestBody):
     """The limits of a budget, at least one.
 

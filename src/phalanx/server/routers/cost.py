@@ -11,12 +11,13 @@ from pydantic import AwareDatetime
 from phalanx.core.cost.budgets import BudgetScope
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import NotFound
-from phalanx.schemas.api.cost import BudgetView, CostReport, SetBudgetRequest
+from phalanx.schemas.api.cost import AdviceView, BudgetView, CostReport, SetBudgetRequest
 from phalanx.schemas.api.cost_prices import PriceView, SetPricesRequest
 from phalanx.server.access import Of, needs
 from phalanx.server.context import By, Here
 from phalanx.server.strict_requests import SearchText, StrictRoute
 from phalanx.services.cost import budgets, prices
+from phalanx.services.cost.advice import cost_advice
 from phalanx.services.cost.report import cost_report, day_of
 from phalanx.store.cost.rows import CostFilter
 
@@ -83,6 +84,20 @@ def delete_budget(here: Here, scope: Scope, name: Name) -> Response:
     """Remove a budget; what it held or paused goes on."""
     budgets.remove_budget(here.platform, scope, _key(scope, name))
     return Response(status_code=204)
+
+
+@router.get("/advice", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))
+def get_advice(
+    here: Here,
+    caller: By,
+    project: SearchText = None,
+    user: SearchText = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+) -> list[AdviceView]:
+    """What the most expensive jobs could have saved, from measurements; the largest savings first."""
+    seen = caller.projects(Permission.JOBS_READ)
+    wanted = CostFilter(project=project, owner=user, projects=seen)
+    return cost_advice(here.platform, wanted, here.clock.now(), limit=limit)
 
 
 @router.get("/prices", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))

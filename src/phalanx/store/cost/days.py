@@ -22,7 +22,8 @@ GROUPS = frozenset({"project", "user", "pool", "day"})
 """What these sums can be grouped by."""
 _AMOUNTS = (*ACCOUNTS, "nano_usd")
 _KEYS = ("day", "project", "owner", "pool")
-_AT_ONCE = 20_000
+# Other writers of SQLite wait for the transaction.
+_AT_ONCE = 2_000
 _ADD = (
     cost_days.update()
     .where(*(cost_days.c[name] == bindparam(f"_{name}") for name in _KEYS))

@@ -214,6 +214,28 @@ def nano_usd_of_trial(tx: Tx, study: int, trial: int) -> int:
     return int(tx.conn.execute(_TRIAL_USD, {"_study": study, "_trial": trial}).scalar() or 0)
 
 
+def kept_checkpoints(
+    tx: Tx, wanted: CostFilter, most: int, limit: int
+) -> list[tuple[int, int, int]]:
+    """(job, number, bytes) of the kept checkpoints of jobs with more than `most`."""
+    here, number = checkpoints.c, func.count()
+    query = (
+        select(here.job, number, func.sum(here.size_bytes))
+        .join(jobs, jobs.c.num == here.job)
+        .where(here.state == "valid")
+        .group_by(here.job)
+        .having(number > most)
+        .order_by(number.desc(), here.job)
+        .limit(limit)
+    )
+    if wanted.projects is not None:
+        query = query.where(jobs.c.project.in_(wanted.projects))
+    for column, value in ((jobs.c.project, wanted.project), (jobs.c.owner, wanted.owner)):
+        if value is not None:
+            query = query.where(column == value)
+    return [(int(job), int(count), int(size or 0)) for job, count, size in tx.conn.execute(query)]
+
+
 def key_of(one: CostRow, by: str, labels: Mapping[str, str]) -> str:
     """The group of a row as `sums` names it; `labels` are those of its job."""
     if by.startswith(LABEL):

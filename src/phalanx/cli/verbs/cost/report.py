@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,7 @@ from phalanx.kit.clock import SystemClock
 from phalanx.kit.text import parse_study_label
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.cost import CostReport, CostView, ForecastView
+    from phalanx.schemas.api.cost import AdviceView, CostReport, CostView, ForecastView
 
 # Accounts with the letter of each in the bar.
 _BAR = {
@@ -31,6 +31,12 @@ _BAR = {
     "idle": "·",
 }
 _BAR_WIDTH = 24
+_ADVICE: dict[str, Callable[[Any], Any]] = {
+    "JOB": lambda one: f"j-{one.job}",
+    "SAVES": lambda one: _saving(one),
+    "FOUND": lambda one: one.evidence,
+    "DO": lambda one: one.action,
+}
 _HOUR = 3600.0
 
 
@@ -60,11 +66,20 @@ def cost(  # noqa: PLR0913
         str | None, typer.Option("--study", help="Only this study, such as s-3.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Groups at most.")] = 100,
+    advice: Annotated[
+        bool, typer.Option("--advice", help="Say what jobs could have saved, from measurements.")
+    ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     json: AsJson = False,
 ) -> None:
     """Show what jobs used and cost: slot-hours by account, and US dollars where slots have a price."""
     num = None if job is None else job_number(job)
+    if advice:
+        with connected(ctx) as client:
+            told = client.costs.advice(project=project, user=user, limit=limit)
+        nothing = "nothing to advise: no job held enough slots for long enough, or none wasted much"
+        output.listing(told, json, _ADVICE, nothing)
+        return
     with connected(ctx) as client:
         found = client.costs.report(
             "day" if num is not None else by,
@@ -104,6 +119,13 @@ def _study(text: str) -> int:
     if num is None:
         raise UserError(f"{text!r} is not a study", "give its number, such as s-3")
     return num
+
+
+def _saving(one: AdviceView) -> str:
+    if one.size_bytes:
+        return f"{one.size_bytes / 2**30:.1f} GiB"
+    usd = "" if one.usd is None else f"{one.usd:.2f} USD, "
+    return f"{usd}{one.slot_hours:.1f} slot-hours"
 
 
 def cost_facts(one: CostView) -> list[tuple[str, Any]]:
