@@ -22,6 +22,7 @@ from phalanx.errors import (
 )
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.schemas.api.jobs import ChangeRequest, CloneRequest, JobView, SubmitRequest
+from phalanx.schemas.api.provenance import SourceRequest
 from phalanx.schemas.wire import supervision as wire
 from phalanx.services.lifecycle.assignments import contract_of
 from phalanx.store import jobs, tables
@@ -239,3 +240,29 @@ def test_a_job_without_its_code_is_not_cloned(rig: Rig) -> None:
     rig.store.transact(lambda tx: tx.conn.execute(gone))
     with pytest.raises(NotFound, match="the code of j-1 is not stored any more"):
         rig.client.clone(num)
+
+
+def test_provenance_leads_to_all_that_a_job_was_made_of_and_a_clone_has_the_same(rig: Rig) -> None:
+    source = SourceRequest(
+        commit="a" * 40, branch="topic", changed=["train.py"], num_changed=1, diff_digest="b" * 64
+    )
+    env = {"LR": "0.1", "API_TOKEN": "very-secret-value"}
+    request = SubmitRequest(spec=spec(env=env), owner="ada", source=source)
+    num = rig.client.submit(request).job.num
+    rig.turn()
+    found = rig.client.provenance(num)
+    assert found.source is not None and found.source.model_dump() == source.model_dump()
+    assert (found.owner, found.env["LR"]) == ("ada", "0.1")
+    assert "very-secret-value" not in found.model_dump_json()
+    assert [(one.attempt, len(one.nodes)) for one in found.places] == [(1, 1)]
+    again = rig.client.clone(num, CloneRequest(secrets={"API_TOKEN": "other"})).job
+    changed = rig.client.clone(
+        num, CloneRequest(secrets={"API_TOKEN": "other"}, set={"env.LR": "0.2"})
+    ).job
+    assert again is not None and changed is not None
+    same = rig.client.provenance(again.num)
+    assert (same.digest, same.source) == (found.digest, found.source)
+    assert same.cloned_from is not None and same.cloned_from.job == num
+    assert rig.client.provenance(changed.num).digest != found.digest
+    with pytest.raises(NotFound):
+        rig.client.provenance(99)

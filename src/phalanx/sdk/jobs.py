@@ -22,6 +22,7 @@ from phalanx.schemas.api.jobs import (
     SubmitRequest,
     SubmitResponse,
 )
+from phalanx.schemas.api.provenance import ProvenanceView
 from phalanx.schemas.api.telemetry import (
     LogPage,
     MetricsView,
@@ -219,6 +220,10 @@ class JobCalls(Transport):
     def checkpoints(self, num: int) -> list[CheckpointView]:
         """The job's checkpoints, oldest first."""
         return self._get(f"{V1}/jobs/{num}/checkpoints", list[CheckpointView])
+
+    def provenance(self, num: int) -> ProvenanceView:
+        """What the job was made of: source, command, environment, parameters and places."""
+        return self._get(f"{V1}/jobs/{num}/provenance", ProvenanceView)
 
     def ask_stacks(self, num: int) -> RequestTicket:
         """Request the stacks of every rank. Raises Conflict when no rank runs."""

@@ -14,6 +14,7 @@ from phalanx.cli.client.session import connected, job_numbers
 from phalanx.cli.exits import code_of
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, JobName, JobNames, RoleName, duration
+from phalanx.cli.terminal.provenance import show_provenance
 from phalanx.cli.terminal.roles import role_line, show_role
 from phalanx.errors import UserError
 from phalanx.kit.clock import SystemClock
@@ -132,6 +133,9 @@ def show(
     json: AsJson = False,
     all_events: Annotated[bool, typer.Option("--events", help="Show every event.")] = False,
     role: RoleName = None,
+    provenance: Annotated[
+        bool, typer.Option("--provenance", help="Show what the job was made of.")
+    ] = False,
 ) -> None:
     """Show one job: its state, progress, restarts, lineage and first failure; or one of its roles."""
     with connected(ctx) as client:
@@ -140,6 +144,9 @@ def show(
             _show_array(client, nums, json)
             return
         num = nums[0]
+        if provenance:
+            show_provenance(client.provenance(num), json)
+            return
         view = client.job(num)
         if role is not None:
             show_role(view, role, "json" if json else "text")

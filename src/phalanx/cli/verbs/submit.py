@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.client.session import Session
+from phalanx.cli.client.source_state import commit_of, source_of
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import (
     AllRanks,
@@ -335,6 +335,7 @@ def _root(file: Path, spec: JobSpec) -> Path:
 def _submit_batch(session: Session, found: Sequence[tuple[JobSpec, Path]], dry_run: bool) -> None:
     """Submit several jobs and arrays in one request, and print a line for each."""
     from phalanx.schemas.api.jobs import SubmitRequest
+    from phalanx.schemas.api.provenance import SourceRequest
     from phalanx.schemas.spec.document import resolved
 
     owner = session.invocation.owner()
@@ -352,7 +353,10 @@ def _submit_batch(session: Session, found: Sequence[tuple[JobSpec, Path]], dry_r
                 digests[root.resolve()] = _upload(session, client, root, Path(folder) / "code.tar")
         requests = [
             SubmitRequest(
-                spec=resolved(_with_commit(spec, root)), code=digests[root.resolve()], owner=owner
+                spec=resolved(_with_commit(spec, root)),
+                code=digests[root.resolve()],
+                owner=owner,
+                source=SourceRequest.of(source_of(root)),
             )
             for spec, root in found
         ]
@@ -449,8 +453,10 @@ def _submit(
     session: Session, spec: JobSpec, root: Path | None, request: dict[str, Any], then: str
 ) -> None:
     from phalanx.schemas.api.jobs import SubmitRequest
+    from phalanx.schemas.api.provenance import SourceRequest
     from phalanx.schemas.spec.document import resolved
 
+    request = {**request, "source": SourceRequest.of(source_of(root or session.invocation.cwd))}
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         code, archive = None, Path(folder) / "code.tar"
         if root is not None:
@@ -495,32 +501,6 @@ def _with_commit(spec: JobSpec, root: Path) -> JobSpec:
     if not commit:
         return spec
     return spec.model_copy(update={"labels": {**spec.labels, "git-commit": commit}})
-
-
-def commit_of(root: Path) -> str:
-    """The Git commit of a folder, with `-dirty` if files differ from it; empty without a repository."""
-    folders = (root.absolute(), *root.absolute().parents)
-    found = any((folder / ".git").exists() for folder in folders)
-    commit = _git(root, "rev-parse", "--short=12", "HEAD") if found else ""
-    if not commit:
-        return ""
-    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return commit + ("-dirty" if changed else "")
-
-
-def _git(root: Path, *words: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *words],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
 
 
 # -- the spec file --------------------------------------------------------------------------------

@@ -131,6 +131,19 @@ def data_variable(name: str) -> str:
     return "PHALANX_DATA_" + "".join(one if one.isalnum() else "_" for one in name).upper()
 
 
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """The Git commit that the code of a job was taken from, and how its files differed from it."""
+
+    commit: str
+    branch: str = ""  # empty: none was checked out
+    #: tracked files that differ from the commit, the first ones of `num_changed`
+    changed: tuple[str, ...] = ()
+    num_changed: int = 0
+    #: SHA-256 of the difference as `git diff HEAD --binary` writes it; empty: none
+    diff_digest: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContract:
     """The part of a job that all its attempts share; `roles` in the order of their node ranks."""
@@ -155,3 +168,5 @@ class JobContract:
     python: PythonRequirements | None = None
     #: the trial of a study that the job is; None: it is none
     trial: TrialContract | None = None
+    #: Git state of the work directory; None: unknown
+    source: SourceState | None = None

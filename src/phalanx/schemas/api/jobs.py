@@ -9,6 +9,7 @@ from pydantic import Field
 from phalanx.core.jobs.model import JobState
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, ShownAs
 from phalanx.schemas.api.cost import CostView, EstimateView
+from phalanx.schemas.api.provenance import SourceRequest
 from phalanx.schemas.spec.job import JobSpec
 
 JobKind = Literal["run", "submit"]
@@ -29,6 +30,7 @@ class SubmitRequest(RequestBody):
     caller_cwd: Annotated[str, Field(max_length=4096)] | None = None
     caller_env: Annotated[dict[str, str], Field(max_length=4096)] | None = None
     owner: ShortText = ""
+    source: SourceRequest | None = None  # the Git state of the work directory
 
 
 class BatchRequest(RequestBody):

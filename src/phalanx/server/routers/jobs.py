@@ -27,6 +27,7 @@ from phalanx.schemas.api.jobs import (
     SubmitRequest,
     SubmitResponse,
 )
+from phalanx.schemas.api.provenance import ProvenanceView
 from phalanx.schemas.api.telemetry import (
     ProfileRequest,
     ProfilesView,
@@ -51,7 +52,7 @@ from phalanx.services.lifecycle import requests
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.submit import check, submit
 from phalanx.services.planning.why import why_view
-from phalanx.services.queries import profiles, saves, stacks, views
+from phalanx.services.queries import profiles, provenance, saves, stacks, views
 from phalanx.store.idempotency import RequestKey
 from phalanx.store.listings.jobs import JobFilter, Order
 
@@ -196,6 +197,12 @@ async def get_events(here: Here, num: JobNum, after: Number = 0, wait_s: Wait = 
 def get_checkpoints(here: Here, num: JobNum) -> list[CheckpointView]:
     """The job's checkpoints, oldest first."""
     return views.list_checkpoints(here.platform, num)
+
+
+@router.get("/{num}/provenance", openapi_extra=needs(Permission.JOBS_READ, Of.JOB, audited=True))
+def get_provenance(here: Here, num: JobNum) -> ProvenanceView:
+    """What the job was made of: source, command, environment, parameters and places."""
+    return provenance.read_provenance(here.platform, num)
 
 
 @router.post("/{num}/stacks", openapi_extra=needs(Permission.JOBS_CHANGE, Of.JOB))

@@ -15,6 +15,7 @@ from phalanx.core.training.checkpoints import Best
 from phalanx.errors import CheckpointNotFound, NotFound, NotSupported, Problem, SpecInvalid
 from phalanx.kit.text import job_label
 from phalanx.schemas.api.jobs import CloneRequest, SubmitRequest
+from phalanx.schemas.api.provenance import SourceRequest
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.assignments import contract_of
 from phalanx.services.lifecycle.commit import Note, commit_events
@@ -142,6 +143,7 @@ def _prepared(
         caller_cwd=facts.caller_cwd,
         caller_env=None if caller_env is None else dict(caller_env),
         owner=by.owner_of(request.owner or facts.owner),
+        source=SourceRequest.of(contract.source),
     )
     notes: tuple[str, ...] = ()
     if missing:

@@ -163,7 +163,8 @@ def prepare(
     runs = request.kind == "run"
     contract, caller_env, values = withhold(contract, request.caller_env if runs else None)
     uid = f"{platform.store.database_id}-{random_hex(16)}"
-    contract = replace(contract, uid=uid, trial=trial)
+    source = None if request.source is None else request.source.to_core()
+    contract = replace(contract, uid=uid, trial=trial, source=source)
     facts = replace(
         facts_of(spec),
         owner=request.owner,

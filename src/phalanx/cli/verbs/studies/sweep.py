@@ -129,7 +129,7 @@ def submit_study(
 
 def with_commit(spec: StudySpec, root: Path) -> StudySpec:
     """The study with the Git commit of its work directory as a label of its trials, if there is one."""
-    from phalanx.cli.verbs.submit import commit_of
+    from phalanx.cli.client.source_state import commit_of
 
     labels = (spec.job or {}).get("labels", {})
     if spec.job is None or not isinstance(labels, dict) or "git-commit" in labels:
