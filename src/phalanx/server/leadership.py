@@ -27,9 +27,9 @@ from phalanx.store.leadership.leases import LOOPS, Holder, Lease
 from phalanx.store.leadership.replicas import ReplicaRow
 
 _LOG = logging.getLogger(__name__)
-LEASE_S = 8.0
+LEASE_S = 6.0
 """How long a lease lasts without a renewal, and how long a replica counts as alive without a sign."""
-RENEW_S = 2.0
+RENEW_S = 1.5
 """Interval between renewals, between tries to take a lease that another process has, and between signs."""
 LEADER, STANDBY = "leader", "standby"
 
@@ -118,12 +118,13 @@ class Leadership:
     def stand_by(self) -> None:
         """Lead no longer; give the lease to the next process where it is still there."""
         lease, self._lease = self._lease, None
+        if lease is None:
+            return
         _LOG.warning("this control plane stands by")
-        if lease is not None:
-            try:
-                self._store.transact(lambda tx: leases.give_up(tx, lease))
-            except PlatformError as error:
-                _LOG.warning("the lease was not given up: %s", error)
+        try:
+            self._store.transact(lambda tx: leases.give_up(tx, lease))
+        except PlatformError as error:
+            _LOG.warning("the lease was not given up: %s", error)
 
     # -- the replicas --------------------------------------------------------------------------------
 
@@ -161,6 +162,11 @@ class Leadership:
             return [(one, LEADER if one.name == leader else STANDBY) for one in replicas.live(tx)]
 
         return self._store.view(work)
+
+    def has_others(self) -> bool:
+        """Whether another replica lives, which would lead without this one."""
+        me = self.me
+        return me is not None and any(row.id != me.id for row in self._store.view(replicas.live))
 
     def leave(self) -> None:
         """Remove this process from the replicas."""

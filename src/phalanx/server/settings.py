@@ -153,6 +153,12 @@ class LoopSettings(SettingsGroup):
     draining_tick_s: float = Field(
         default=1.0, gt=0, description="Nodes that their cluster is going to remove."
     )
+    hanging_after_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="Duration of a step after which a leader gives up its lease, where another replica can "
+        "lead: it waits for an executor that does not answer.",
+    )
     leaving_tick_s: float = Field(
         default=0.02, gt=0, description="State of supervisors that are leaving."
     )

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 
 def context() -> Any:
-    return SimpleNamespace(notifier=Notifier(), clock=SystemClock(), beats={})
+    return SimpleNamespace(notifier=Notifier(), clock=SystemClock(), beats={}, steps={})
 
 
 def test_an_error_does_not_end_a_loop_and_a_topic_wakes_it() -> None:

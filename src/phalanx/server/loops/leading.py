@@ -65,14 +65,30 @@ async def _term(context: Context, lease: Lease) -> None:
 
 
 async def _renew(context: Context, lease: Lease) -> None:
-    """Renew the lease until it is lost or the server stops."""
+    """Renew the lease until it is lost, the server stops, or a loop hangs and another replica may lead.
+
+    A step that hangs is not ended, as nothing can end a thread: what it writes later is refused.
+    """
     while not context.notifier.closed:
         await context.notifier.pause(RENEW_S)
         try:
+            if hanging := await in_thread(_hanging, context, pool=Threads.LEASE):
+                _LOG.error("%s: a step does not end; another control plane may lead", hanging)
+                await in_thread(context.leadership.stand_by, pool=Threads.LEASE)
+                return
             await in_thread(context.leadership.renew, lease, pool=Threads.LEASE)
         except LeaseLost as error:
             _LOG.warning("%s", error)
             return
+        except PlatformError as error:
+            _LOG.warning("the other control planes are not known: %s", error)
+
+
+def _hanging(context: Context) -> str:
+    """The loops with a step that has taken too long, where another replica could go on; else nothing."""
+    began = context.clock.monotonic() - context.settings.loops.hanging_after_s
+    found = ", ".join(sorted(name for name, at in context.steps.items() if at < began))
+    return found if found and context.leadership.has_others() else ""
 
 
 async def _run(context: Context, platform: Platform, until: Awaitable[None]) -> None:

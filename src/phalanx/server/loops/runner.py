@@ -35,6 +35,8 @@ class ServiceLoop:
     topics: tuple[str, ...]
     tick_s: float
     pause_s: Callable[[float], float] = lambda took_s: 0.0
+    needed: bool = True
+    """Whether jobs wait for this loop: a leader in which a step of it hangs lets another one lead."""
 
 
 async def run_loop(context: Context, loop: ServiceLoop) -> None:
@@ -45,6 +47,8 @@ async def run_loop(context: Context, loop: ServiceLoop) -> None:
         while not context.notifier.closed:
             woken.clear()
             began = context.clock.monotonic()
+            if loop.needed:
+                context.steps[loop.name] = began
             try:
                 wake_at = await in_thread(loop.step, context.clock.now(), pool=Threads.LOOPS)
                 failures = 0
@@ -57,6 +61,8 @@ async def run_loop(context: Context, loop: ServiceLoop) -> None:
             except Exception:
                 failures, wake_at = failures + 1, None
                 _LOG.exception("%s failed", loop.name)
+            finally:
+                context.steps.pop(loop.name, None)
             pause_s = loop.pause_s(context.clock.monotonic() - began)
             if pause_s > 0:
                 await context.notifier.pause(pause_s)

@@ -183,7 +183,7 @@ def _retention_loops(context: Context, platform: Platform) -> tuple[ServiceLoop,
         return now if target_retention_step(platform, targets) else None
 
     return (
-        ServiceLoop("retention", expire, (), retention.tick_s),
+        ServiceLoop("retention", expire, (), retention.tick_s, needed=False),
         # On its own: a network disk that does not answer must not stop the other one.
-        ServiceLoop("target checkpoints", expire_targets, (), retention.tick_s),
+        ServiceLoop("target checkpoints", expire_targets, (), retention.tick_s, needed=False),
     )

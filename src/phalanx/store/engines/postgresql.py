@@ -21,10 +21,11 @@ from phalanx.errors import (
 
 LOCK_TIMEOUT_S = 8.0
 """How long a statement waits for a lock."""
-IDLE_TIMEOUT_S = 6.0
+IDLE_TIMEOUT_S = 4.0
 """How long a transaction may rest: then the server ends it, with its locks.
 
-A process that was stopped in the middle of one must not keep the others from writing.
+A process that was stopped in the middle of one keeps all others from writing: all of them take numbers from
+the same rows. Shorter than the lease of the leader, so that nothing of its last transaction is left then.
 """
 _CONNECT_S = 5
 CONTROL_PLANE_LOCK = 0x7068616C616E79
