@@ -86,7 +86,7 @@ bench-train: $(STAMP) ## median training step, against raw DDP (ARGS=--quick)
 bench-scheduler: $(STAMP) ## the planner against its goals; ARGS='--traces FOLDER' or ARGS=--quick
 	@$(BIN)/python bench/scheduler/run.py $(ARGS)
 
-bench-control: $(STAMP) ## the control plane against its goals; ARGS='--only lists,phases,throughput' or --quick
+bench-control: $(STAMP) ## the control plane against its goals; ARGS='--only lists,memory,phases,throughput' or --quick
 	@$(BIN)/python -m bench.control $(ARGS)
 
 bench-search: $(STAMP) ## rules of hyperparameter search against their goals; ARGS='--only economy --peers PYTHON' or --quick

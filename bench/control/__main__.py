@@ -1,12 +1,12 @@
-"""The benchmark of the control plane: `python -m bench.control [--only lists,throughput] [--quick]`."""
+"""The benchmark of the control plane: `python -m bench.control [--only lists,memory] [--quick]`."""
 
 from __future__ import annotations
 
 import argparse
 
-from bench.control import lists, phases, throughput
+from bench.control import lists, memory, phases, throughput
 
-PARTS = ("lists", "phases", "throughput")
+PARTS = ("lists", "memory", "phases", "throughput")
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument(
         "--databases",
         default="sqlite,postgresql",
-        help="databases of the parts phases and throughput",
+        help="databases of the other parts",
     )
     parser.add_argument(
         "--batches", default="1,100", help="jobs of a request in the part throughput"
@@ -38,6 +38,8 @@ def main() -> int:
     databases = tuple(given.databases.split(","))
     if "phases" in wanted:
         kept.append(phases.report(databases, max(sizes), given.profile))
+    if "memory" in wanted:
+        kept.append(memory.report(databases, 64 if given.quick else 1024, 10_000 // scale))
     if "throughput" in wanted:
         kept.append(throughput.report(given.seconds / scale, databases, sizes))
     return 0 if all(kept) else 1

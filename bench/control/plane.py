@@ -1,8 +1,9 @@
-"""A control plane with an executor that starts nothing: `python -m bench.control.plane HOME SLOTS [URL]`.
+"""A control plane without processes of jobs: `python -m bench.control.plane HOME SLOTS WORK [URL]`.
 
 Every job runs through all states. Instead of processes, a thread reports for the supervisor of each job
 that it is ready, that its ranks have started and ended, and that it leaves, through the service that the
-route of real supervisors calls. Standard output gets the URL.
+route of real supervisors calls. Standard output gets the URL. WORK is `ends`, or `stays` for jobs that run
+on.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ _AT_ONCE = 128
 
 
 class NoopExecutor:
-    """Nodes of 64 slots on which each job ends as soon as it starts."""
+    """Nodes of 64 slots on which each job ends as soon as it starts, or runs on."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, stays: bool = False) -> None:
+        self._num_reports = 2 if stays else 4
         self._nodes = tuple(
             Node(f"n{at}", "noop", "127.0.0.1", _SLOTS_OF_NODE, _SLOTS_OF_NODE, 64 << 30, True)
             for at in range(max(1, num_slots // _SLOTS_OF_NODE))
@@ -91,17 +93,18 @@ class NoopExecutor:
     def _report(self, started: Sequence[Assignment]) -> None:
         assert self.platform is not None
         now = round(time.time() * 1e6)
-        calls = [SyncCall(_said(one, now), one.token) for one in started]
+        calls = [SyncCall(_said(one, now, self._num_reports), one.token) for one in started]
         for one, answer in zip(
             started, supervisor_sync_many(self.platform, calls, now), strict=True
         ):
             if isinstance(answer, Exception):
                 raise answer
-            self._alive.discard(SupervisorRef.of(one))
+            if self._num_reports == 4:
+                self._alive.discard(SupervisorRef.of(one))
 
 
-def _said(one: Assignment, now: int) -> SyncRequest:
-    """All that the supervisor of a job without work reports."""
+def _said(one: Assignment, now: int, num_reports: int) -> SyncRequest:
+    """The first reports of the supervisor of a job without work."""
     ref = SupervisorRef.of(one)
     return SyncRequest(
         job=ref.job,
@@ -114,15 +117,16 @@ def _said(one: Assignment, now: int) -> SyncRequest:
             RanksStartedReport(seq=2, generation=0, pids=[2], warm=True),
             RanksEndedReport(seq=3, generation=0, outcome=NodeOutcome.SUCCEEDED, port=1),
             LeavingReport(seq=4),
-        ],
+        ][:num_reports],
     )
 
 
 def main() -> None:
-    home, executor = prepare_home(Path(sys.argv[1])), NoopExecutor(int(sys.argv[2]))
+    home = prepare_home(Path(sys.argv[1]))
+    executor = NoopExecutor(int(sys.argv[2]), stays=sys.argv[3] == "stays")
     settings = read_settings()
-    if len(sys.argv) > 3:
-        settings = settings.model_copy(update={"database": DatabaseSettings(url=sys.argv[3])})
+    if len(sys.argv) > 4:
+        settings = settings.model_copy(update={"database": DatabaseSettings(url=sys.argv[4])})
     build = app.build_context
 
     def known(**given: Any) -> Any:

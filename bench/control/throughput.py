@@ -87,15 +87,7 @@ def database(name: str, folder: Path) -> Iterator[tuple[str, int | None]]:
 
 
 def _run(home: HomeLayout, url: str, postgres: int | None, size: int, duration_s: float) -> Run:
-    words = [sys.executable, "-m", "bench.control.plane", str(home.root), str(_SLOTS)]
-    with open(home.root.parent / "plane.log", "wb") as log:
-        plane = subprocess.Popen([*words, *([url] if url else [])], stdout=-1, stderr=log)
-    try:
-        assert plane.stdout is not None
-        place = plane.stdout.readline().decode().strip()
-        if not place:
-            raise SystemExit((home.root.parent / "plane.log").read_text())
-        client = PhalanxClient(place, home.token_file.read_text().strip())
+    with served(home, _SLOTS, "ends", url) as (client, plane):
         _load(client, size, 2.0)
         measured = {"control plane": plane.pid, "client": psutil.Process().pid}
         if postgres is not None:
@@ -104,11 +96,29 @@ def _run(home: HomeLayout, url: str, postgres: int | None, size: int, duration_s
         last = client.submit_batch([SubmitRequest(spec=SPEC)]).jobs[0].num
         num_jobs, wall_s, submit_ms = _load(client, size, duration_s)
         cpu_s = {name: _cpu_s(pid) - before[name] for name, pid in measured.items()}
+    return Run(num_jobs, wall_s, cpu_s, submit_ms, _phases(home, url, last, num_jobs))
+
+
+@contextlib.contextmanager
+def served(
+    home: HomeLayout, slots: int, work: str, url: str = ""
+) -> Iterator[tuple[PhalanxClient, subprocess.Popen[bytes]]]:
+    """A client of a control plane in a process of its own, and the process."""
+    words = [sys.executable, "-m", "bench.control.plane", str(home.root), str(slots), work]
+    said = home.root.parent / "plane.log"
+    with said.open("wb") as log:
+        plane = subprocess.Popen([*words, *([url] if url else [])], stdout=-1, stderr=log)
+    try:
+        assert plane.stdout is not None
+        place = plane.stdout.readline().decode().strip()
+        if not place:
+            raise SystemExit(said.read_text())
+        client = PhalanxClient(place, home.token_file.read_text().strip())
+        yield client, plane
         client.close()
     finally:
         plane.terminate()
         plane.wait(30)
-    return Run(num_jobs, wall_s, cpu_s, submit_ms, _phases(home, url, last, num_jobs))
 
 
 def _cpu_s(pid: int) -> float:

@@ -76,8 +76,8 @@ class Context:
     login: IdentityProvider | None = None  # the provider of `phalanx login`; None: it is off
     #: time of the last completed step of each loop, on the monotonic clock
     beats: dict[str, float] = field(default_factory=dict)
-    #: when the step of each loop that is under way began, on the monotonic clock
-    steps: dict[str, float] = field(default_factory=dict)
+    #: the loop and the begin, on the monotonic clock, of each step that is under way, by thread
+    steps: dict[int, tuple[str, float]] = field(default_factory=dict)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set to end the process
 
     def provider(self) -> IdentityProvider:

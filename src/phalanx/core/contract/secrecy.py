@@ -131,6 +131,11 @@ def shown_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(key: str, value: Any) -> Any:
+    kind = type(value)
+    if kind is str:
+        return redacted(value)
+    if value is None or kind is bool or kind is int or kind is float:
+        return value
     if key == "env" and isinstance(value, Mapping):
         return {name: WITHHELD if is_secret(name, str(one)) else one for name, one in value.items()}
     if isinstance(value, Mapping):

@@ -32,6 +32,8 @@ class DependsOn(Section):
 
     def named(self) -> list[tuple[DependencyKind, str]]:
         """Every dependency: its kind, and the job as it is written."""
+        if not (self.after or self.afterany or self.afterok or self.afternotok):
+            return []
         by_kind = (
             (DependencyKind.AFTER, self.after),
             (DependencyKind.AFTERANY, self.afterany),

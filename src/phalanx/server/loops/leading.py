@@ -39,6 +39,8 @@ async def lead(context: Context) -> None:
 
 async def _take(context: Context) -> Lease | None:
     try:
+        if await in_thread(_hanging, context, pool=Threads.LEASE):
+            return None
         return await in_thread(context.leadership.take, pool=Threads.LEASE)
     except PlatformError as error:
         _LOG.warning("the lease cannot be taken: %s", error)
@@ -87,7 +89,7 @@ async def _renew(context: Context, lease: Lease) -> None:
 def _hanging(context: Context) -> str:
     """The loops with a step that has taken too long, where another replica could go on; else nothing."""
     began = context.clock.monotonic() - context.settings.loops.hanging_after_s
-    found = ", ".join(sorted(name for name, at in context.steps.items() if at < began))
+    found = ", ".join(sorted({name for name, at in list(context.steps.values()) if at < began}))
     return found if found and context.leadership.has_others() else ""
 
 

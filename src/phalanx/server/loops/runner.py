@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,10 +48,8 @@ async def run_loop(context: Context, loop: ServiceLoop) -> None:
         while not context.notifier.closed:
             woken.clear()
             began = context.clock.monotonic()
-            if loop.needed:
-                context.steps[loop.name] = began
             try:
-                wake_at = await in_thread(loop.step, context.clock.now(), pool=Threads.LOOPS)
+                wake_at = await in_thread(_step, context, loop, pool=Threads.LOOPS)
                 failures = 0
                 context.beats[loop.name] = context.clock.monotonic()
             except PlatformError as error:
@@ -61,12 +60,21 @@ async def run_loop(context: Context, loop: ServiceLoop) -> None:
             except Exception:
                 failures, wake_at = failures + 1, None
                 _LOG.exception("%s failed", loop.name)
-            finally:
-                context.steps.pop(loop.name, None)
             pause_s = loop.pause_s(context.clock.monotonic() - began)
             if pause_s > 0:
                 await context.notifier.pause(pause_s)
             await wait_for(woken, _wait_s(context, loop, wake_at, failures))
+
+
+def _step(context: Context, loop: ServiceLoop) -> int | None:
+    """One step in this thread, which goes on when its loop is cancelled."""
+    me = threading.get_ident()
+    if loop.needed:
+        context.steps[me] = (loop.name, context.clock.monotonic())
+    try:
+        return loop.step(context.clock.now())
+    finally:
+        context.steps.pop(me, None)
 
 
 def _wait_s(context: Context, loop: ServiceLoop, wake_at: int | None, failures: int) -> float:

@@ -97,7 +97,7 @@ def check_batch(
 def _entry(platform: Platform, request: SubmitRequest, limits: Limits, by: Caller) -> BatchEntry:
     spec = validate_spec(request.spec)
     if spec.array is None:
-        return BatchEntry(spec, (prepare(platform, request, limits=limits, by=by),))
+        return BatchEntry(spec, (prepare(platform, request, limits=limits, by=by, spec=spec),))
     if request.kind == "run":
         raise SpecInvalid([Problem("array", "is for jobs of kind `submit`")])
     plain, made = resolved(spec), []
@@ -152,7 +152,7 @@ def store_batch(
             check_folder(tx, platform.home, prepared.accepted.spec, prepared.request)
             secret_files.store_own(platform.home.job_secrets_file(num), prepared.secrets)
             facts = prepared.facts if array is None else _element(prepared, array, base, at)
-            policy = prepared.accepted.spec.to_policy()
+            policy = prepared.accepted.policy
             fresh.append((Submitted(num, policy, waits_for, waits_turn=at >= most), facts))
             num += 1
     actor = actor_of(entries[0].jobs[0].request.owner)

@@ -17,7 +17,13 @@ from phalanx.schemas.api.jobs import ChangeRequest
 from phalanx.schemas.spec.document import resolved, validate_spec
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.support import check_supported
-from phalanx.services.lifecycle.admission import facts_of, misfits, missing_labels, over_project
+from phalanx.services.lifecycle.admission import (
+    facts_of,
+    gang_of,
+    misfits,
+    missing_labels,
+    over_project,
+)
 from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.lifecycle.submit import Limits, limits_now
 from phalanx.services.platform import Platform
@@ -126,8 +132,10 @@ def _check_spec(
 ) -> None:
     """Raise SpecInvalid for settings that a submission of the job would be refused for."""
     problems = [one for one in check_supported(spec) if one.path.split(".")[0] in after]
+    gang = gang_of(spec, spec.to_policy())
     if "priority" in after:
-        problems += [one for one in over_project(spec, limits.projects) if one.path == "priority"]
+        found = over_project(spec, limits.projects, gang)
+        problems += [one for one in found if one.path == "priority"]
     if "labels" in after:
         # Only labels that this change touches: a job may be older than the rule.
         touched = {*before["labels"], *after["labels"]}
@@ -135,7 +143,7 @@ def _check_spec(
         found = missing_labels(spec, limits.projects)
         problems += [one for one in found if one.path.removeprefix("labels.") in touched]
     if "pool" in after:
-        problems += misfits(spec, limits.nodes, limits.empty)
+        problems += misfits(spec, limits.nodes, limits.empty, gang)
     if problems:
         raise SpecInvalid(problems)
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from phalanx.core.gang.placement import Demand, Node
-from phalanx.core.scheduling import EmptyCluster
+from phalanx.core.jobs.model import JobPolicy
+from phalanx.core.scheduling import EmptyCluster, QueuedJob
 from phalanx.core.scheduling.model.entitlement import never_allowed
 from phalanx.errors import Problem
 from phalanx.kit.units import format_size
@@ -40,11 +41,15 @@ def facts_of(spec: JobSpec) -> JobFacts:
     )
 
 
-def over_project(spec: JobSpec, projects: Sequence[Applied]) -> list[Problem]:
-    """Problems of a spec that can never meet the limits of its project."""
+def gang_of(spec: JobSpec, policy: JobPolicy) -> QueuedJob:
+    """The gang of a spec as the planner would see it; `policy` is that of the spec."""
+    return asked(policy, facts_of(spec), 0)
+
+
+def over_project(spec: JobSpec, projects: Sequence[Applied], job: QueuedJob) -> list[Problem]:
+    """Problems of a spec with the gang `job` that can never meet the limits of its project."""
     known = {one.name: ProjectSpec(**one.body) for one in projects}
     problems = []
-    job = asked(spec.to_policy(), facts_of(spec), 0)
     tree = {name: one.to_core() for name, one in known.items()}
     too_small = {one.name: one.max_slots for one in never_allowed(tree, job)}
     for one in lineage(known, spec.project):
@@ -75,22 +80,21 @@ def missing_labels(spec: JobSpec, projects: Sequence[Applied]) -> list[Problem]:
     return problems
 
 
-def misfits(spec: JobSpec, nodes: Nodes, empty: EmptyCluster) -> list[Problem]:
-    """Why the gang could never be placed, even if nothing else ran; `empty` is the cluster of `nodes`."""
+def misfits(spec: JobSpec, nodes: Nodes, empty: EmptyCluster, gang: QueuedJob) -> list[Problem]:
+    """Why a gang could never be placed, even if nothing else ran; `empty` is the cluster of `nodes`."""
     pools = sorted({node.pool for node in nodes})
     unknown = [pool for pool in spec.pool if pool not in pools]
     if unknown:
         known = ", ".join(pools) or "none"
         said = f"there is no such pool; known: {known}"
         return [Problem("pool", said, ", ".join(unknown))]
-    if empty.can_hold(asked(spec.to_policy(), facts_of(spec), 0)):
+    if empty.can_hold(gang):
         return []
     usable = [node for node in nodes if not spec.pool or node.pool in spec.pool]
     where = f"of pool {', '.join(spec.pool)}" if spec.pool else "of any pool"
     if not spec.roles:
         return [_unfit(spec, spec.plans[0], "", usable, where)]
-    gang = asked(spec.to_policy(), facts_of(spec), 0)
-    for plan, shape in zip(spec.plans, (gang.shape, *spec.to_policy().roles), strict=True):
+    for plan, shape in zip(spec.plans, (gang.shape, *gang.roles), strict=True):
         demand = _demand_of(spec, plan)
         alone = replace(
             gang,

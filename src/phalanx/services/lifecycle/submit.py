@@ -11,6 +11,7 @@ from phalanx.core.contract.secrecy import WITHHELD, shown_spec, withhold
 from phalanx.core.contract.trial import TrialContract
 from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.events import Submitted
+from phalanx.core.jobs.model import JobPolicy
 from phalanx.core.scheduling import EmptyCluster
 from phalanx.core.tenancy.principals import HOME_CALLER, Caller, actor_of
 from phalanx.core.tenancy.roles import Permission
@@ -23,7 +24,13 @@ from phalanx.schemas.spec.document import resolved, validate_spec
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.support import check_supported
 from phalanx.services.lifecycle import code
-from phalanx.services.lifecycle.admission import facts_of, misfits, missing_labels, over_project
+from phalanx.services.lifecycle.admission import (
+    facts_of,
+    gang_of,
+    misfits,
+    missing_labels,
+    over_project,
+)
 from phalanx.services.lifecycle.commit import commit_new
 from phalanx.services.lifecycle.folder_check import check_folder
 from phalanx.services.platform import Platform
@@ -42,6 +49,7 @@ class Accepted:
 
     spec: JobSpec
     resolved: dict[str, Any]
+    policy: JobPolicy  # of the spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +72,31 @@ def check(
     request: SubmitRequest,
     limits: Limits | None = None,
     by: Caller | None = None,
+    spec: JobSpec | None = None,
 ) -> Accepted:
     """Validate a request as a dry run does. Raises SpecInvalid with every problem found.
 
     `limits` are those of the moment, for a caller that checks many requests. `by` needs the permission to
-    submit into the project; None: the platform itself. Raises PermissionDenied.
+    submit into the project; None: the platform itself. `spec` is that of the request, where the caller has
+    validated it. Raises PermissionDenied.
     """
-    spec = validate_spec(request.spec)
+    spec = validate_spec(request.spec) if spec is None else spec
     if by is not None:
         by.require(Permission.JOBS_SUBMIT, spec.project)
     problems = [*check_supported(spec), *_no_values(spec)]
     if not problems:
+        policy = spec.to_policy()
+        gang = gang_of(spec, policy)
         here = limits_now(platform) if limits is None else limits
         # Trials have no caller: a label that is required later must not end a study.
         labels = [] if by is None else missing_labels(spec, here.projects)
-        problems = [*labels, *over_project(spec, here.projects)] or [
-            *misfits(spec, here.nodes, here.empty),
+        problems = [*labels, *over_project(spec, here.projects, gang)] or [
+            *misfits(spec, here.nodes, here.empty, gang),
             *_no_secrets(spec, platform),
         ]
     if problems:
         raise SpecInvalid(problems)
-    return Accepted(spec, shown_spec(resolved(spec)))
+    return Accepted(spec, shown_spec(resolved(spec)), policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +150,14 @@ def prepare(
     trial: TrialContract | None = None,
     limits: Limits | None = None,
     by: Caller | None = None,
+    spec: JobSpec | None = None,
 ) -> PreparedJob:
     """Check a request, outside of any transaction. `trial` is given for a job that is one of a study.
 
-    `limits` and `by` as for `check`. Raises SpecInvalid, UserError, and NotFound for code not yet uploaded.
+    `limits`, `by` and `spec` as for `check`. Raises SpecInvalid, UserError, and NotFound for code not yet
+    uploaded.
     """
-    accepted = check(platform, request, limits, by)
+    accepted = check(platform, request, limits, by, spec)
     spec = accepted.spec
     contract = spec.to_contract()
     if spec.array is not None:
@@ -200,7 +214,7 @@ def store_prepared(
     if actor is None:
         actor = actor_of(request.owner)
     waits_for = dependencies.resolve(tx, spec.depends_on, num, {}, prepared.by)
-    commit_new(tx, Submitted(num, spec.to_policy(), waits_for), prepared.facts, now, actor)
+    commit_new(tx, Submitted(num, prepared.accepted.policy, waits_for), prepared.facts, now, actor)
     return num
 
 
