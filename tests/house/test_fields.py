@@ -83,7 +83,7 @@ OTHERWISE: dict[str, str] = {
     "JobSpec.description": "shown with the job, from its stored spec",
     **{
         f"{one}.schema_version": _VERSION
-        for one in ("JobSpec", "PoolFile", "ProjectFile", "StudySpec")
+        for one in ("JobSpec", "JobTemplate", "PoolFile", "ProjectFile", "StudySpec")
     },
     "FinalSection.retrain": "services/studies/submit.py refuses a study with `final`",
     "SearchSection.init_points": "services/studies/submit.py reads it by its name, with the other options",

@@ -49,6 +49,7 @@ _SAMPLES = {
     "{trial}": "0",
     "{secret}": "A_TOKEN",
     "{schedule}": "nightly",
+    "{template}": "tune",
 }
 
 

@@ -40,6 +40,7 @@ from phalanx.cli.verbs.tenancy.audit import audit
 from phalanx.cli.verbs.tenancy.login import login, logout
 from phalanx.cli.verbs.tokens import token_app
 from phalanx.cli.verbs.workflow.schedules import schedules_app
+from phalanx.cli.verbs.workflow.templates import templates_app
 
 _TRAIN, _LOOK, _STEER, _PLATFORM = "Train", "Look", "Steer", "Platform"
 
@@ -138,6 +139,7 @@ for _program, _panel in (
 app.add_typer(sweep_app, rich_help_panel=_TRAIN)
 app.add_typer(recipe_app, rich_help_panel=_TRAIN)
 app.add_typer(schedules_app, rich_help_panel=_TRAIN)
+app.add_typer(templates_app, rich_help_panel=_TRAIN)
 app.add_typer(bench_app, rich_help_panel=_PLATFORM)
 for _group in (
     *(budgets_app, prices_app, pools_app, nodes_app, projects_app, scheduler_app, token_app),

@@ -36,6 +36,7 @@ from phalanx.sdk.jobs import JobCalls
 from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.secrets import SecretCalls
 from phalanx.sdk.studies import StudyCalls
+from phalanx.sdk.templates import TemplateCalls
 from phalanx.sdk.transport import V1
 
 
@@ -43,7 +44,8 @@ class PhalanxClient(JobCalls):
     """A client of one server, with one method for each route; those about jobs are in `JobCalls`.
 
     Those about studies are methods of `client.studies`, those about cost of `client.costs`, those about
-    secrets of `client.secrets`, those about schedules of `client.schedules`.
+    secrets of `client.secrets`, those about schedules of `client.schedules`, those
+    about job templates of `client.templates`.
 
     Args:
         url: Address of the server, such as `http://127.0.0.1:8080`.
@@ -75,6 +77,11 @@ class PhalanxClient(JobCalls):
     def schedules(self) -> ScheduleCalls:
         """The calls about schedules, on the same connection."""
         return ScheduleCalls(self.url, self._http)
+
+    @cached_property
+    def templates(self) -> TemplateCalls:
+        """The calls about job templates, on the same connection."""
+        return TemplateCalls(self.url, self._http)
 
     @cached_property
     def secrets(self) -> SecretCalls:

@@ -28,6 +28,7 @@ from phalanx.server.routers import (
     studies,
     supervisors,
     telemetry,
+    templates,
     tokens,
 )
 from phalanx.server.web import login, pages
@@ -84,6 +85,7 @@ def _routes() -> list[BaseRoute]:
         tokens,
         secrets,
         schedules,
+        templates,
         supervisors,
         login,
         pages,

@@ -21,7 +21,9 @@ from phalanx.store.database import Tx, columns_of, read, take_numbers
 from phalanx.store.tables import events
 
 EVENT_VERSION = 1
-NOTES = frozenset({"warned", "restored", "stacks", "guarded", "profiled", "save_begun", "cloned"})
+NOTES = frozenset(
+    {"warned", "restored", "stacks", "guarded", "profiled", "save_begun", "cloned", "templated"}
+)
 _INSERT = events.insert()
 _LAST_FEED = select(func.max(events.c.feed))
 _JOBS_BEHIND = select(events.c.job).where(events.c.feed > bindparam("_after")).distinct()

@@ -17,8 +17,8 @@ from phalanx.kit.text import random_hex
 from phalanx.store.engines.append_only import protect_audit_log
 from phalanx.store.tables import counters, facts, metadata
 
-HEAD = "0025"
-OLDEST_USER = "0021"
+HEAD = "0026"
+OLDEST_USER = "0025"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 
 A migration that only adds leaves it; one that takes or renames something sets it to its own revision.

@@ -690,6 +690,19 @@ schedules = Table(
     Index(None, "next_at"),
 )
 
+# Job templates: a row for each version, which never changes.
+job_templates = Table(
+    "job_templates",
+    metadata,
+    Column("project", String(128), primary_key=True),  # empty: the whole platform
+    Column("name", String(128), primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("body", JSON, nullable=False),  # schemas.spec.template.JobTemplate
+    Column("code_digest", String(64)),  # NULL: its jobs bring no code
+    Column("created_at", BigInteger, nullable=False),
+    Column("created_by", String(128), nullable=False),
+)
+
 # What became of due times. The key admits one run of each due time.
 schedule_runs = Table(
     "schedule_runs",

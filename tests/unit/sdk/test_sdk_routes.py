@@ -23,11 +23,13 @@ from phalanx.schemas.api.studies import (
     TrialReportRequest,
 )
 from phalanx.schemas.api.telemetry import ProfileRequest, RequestTicket
+from phalanx.schemas.api.templates import SubmitTemplateRequest
 from phalanx.sdk import PhalanxClient
 from phalanx.sdk.accounts import AccountCalls
 from phalanx.sdk.cost import CostCalls
 from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.studies import StudyCalls
+from phalanx.sdk.templates import TemplateCalls
 from phalanx.sdk.transport import Transport
 from phalanx.server.routers import (
     accounts,
@@ -40,6 +42,7 @@ from phalanx.server.routers import (
     schedules,
     studies,
     telemetry,
+    templates,
     tokens,
 )
 
@@ -143,6 +146,11 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "schedules.pause": lambda c: c.schedules.pause("nightly"),
     "schedules.resume": lambda c: c.schedules.resume("nightly"),
     "schedules.run": lambda c: c.schedules.run("nightly"),
+    "templates.list": lambda c: c.templates.list(),
+    "templates.show": lambda c: c.templates.show("tune", version=2),
+    "templates.put": lambda c: c.templates.put("tune", {}, None),
+    "templates.remove": lambda c: c.templates.remove("tune"),
+    "templates.submit": lambda c: c.templates.submit("tune", SubmitTemplateRequest()),
     "costs.report": lambda c: c.costs.report("user", job=1, pool="a", limit=3),
 }
 
@@ -163,6 +171,7 @@ def routes() -> dict[tuple[str, str], set[str]]:
         audit,
         logins,
         schedules,
+        templates,
     )
     for module in parts:
         app.include_router(module.router)
@@ -205,10 +214,12 @@ def test_the_table_names_every_method() -> None:
         "schedules",
         "secrets",
         "studies",
+        "templates",
     }
     calls = {f"studies.{name}" for name in set(dir(StudyCalls)) - set(dir(Transport))}
     calls |= {f"costs.{name}" for name in set(dir(CostCalls)) - set(dir(Transport))}
     calls |= {f"schedules.{name}" for name in set(dir(ScheduleCalls)) - set(dir(Transport))}
+    calls |= {f"templates.{name}" for name in set(dir(TemplateCalls)) - set(dir(Transport))}
     calls |= {f"accounts.{name}" for name in set(dir(AccountCalls)) - set(dir(Transport))}
     assert calls <= set(CALLS)
 

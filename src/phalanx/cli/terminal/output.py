@@ -125,6 +125,10 @@ def notice(event: EventView) -> str | None:
     if event.kind == "cloned":
         begins = event.data.get("checkpoint")
         return f"a clone of j-{event.data.get('job')}" + (f", from {begins}" if begins else "")
+    if event.kind == "templated":
+        values = ", ".join(f"{name}={one}" for name, one in event.data.get("set", {}).items())
+        which = f"{event.data.get('template')}, version {event.data.get('version')}"
+        return f"from template {which}" + (f": {values}" if values else "")
     if event.kind == "checkpoint_quarantined":
         return f"warning: a checkpoint was quarantined: {event.data.get('message', '')}"
     if event.kind == "stacks":

@@ -121,6 +121,18 @@ DependsOn = Annotated[
         " afternotok. May be repeated.",
     ),
 ]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        "--template", metavar="NAME[@VERSION]", help="Submit the job of a template instead."
+    ),
+]
+TemplateValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A parameter of the template; may be repeated."
+    ),
+]
 NoWarm = Annotated[bool, typer.Option("--no-warm", help="Start ranks without the warm process.")]
 WarmImport = Annotated[
     list[str] | None,
@@ -270,11 +282,14 @@ def after(detach: bool, all_ranks: bool) -> str:
 def submit(  # noqa: PLR0913 (one parameter for each flag)
     ctx: typer.Context,
     files: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="FILE...", help="Job specs in YAML; a file may have several documents."
         ),
-    ],
+    ] = None,
+    template: Template = None,
+    values: TemplateValues = None,
+    project: ProjectOption = None,
     ranks: Annotated[
         int | None,
         typer.Option("-n", "--ranks", min=1, help="Ranks in all, instead of the file's shape."),
@@ -295,6 +310,14 @@ def submit(  # noqa: PLR0913 (one parameter for each flag)
     from phalanx.errors import UserError
     from phalanx.schemas.spec.document import load_specs
 
+    if template is not None:
+        if files or ranks is not None or on_final_failure is not None or depends_on:
+            raise UserError("--template takes neither files nor flags of the spec", "write --set")
+        then = after(not follow, all_ranks)
+        _submit_template(session, template, values or (), project or "default", then, dry_run)
+        return
+    if not files or values or project is not None:
+        raise UserError("name a spec file", "--set and --project are for --template NAME")
     found: list[tuple[JobSpec, Path]] = []
     for path in [session.invocation.cwd / file for file in files]:
         for spec in load_specs(path):
@@ -319,6 +342,50 @@ def submit(  # noqa: PLR0913 (one parameter for each flag)
     session.begin()
     request = {"kind": "submit", "owner": session.invocation.owner()}
     _submit(session, *found[0], request, after(not follow, all_ranks))
+
+
+def _submit_template(
+    session: Session, name: str, values: Sequence[str], project: str, then: str, dry_run: bool
+) -> None:
+    """Submit the job of a template, `NAME` or `NAME@VERSION`, and follow it as `then` says."""
+    from phalanx.errors import UserError
+    from phalanx.schemas.api.templates import SubmitTemplateRequest
+    from phalanx.schemas.spec.document import to_yaml
+
+    plain, _, version = name.partition("@")
+    if version and not version.isdecimal():
+        raise UserError(f"--template {name}: {version!r} is not a version", "write NAME@3")
+    with session.client() as client:
+        request = SubmitTemplateRequest(
+            set=dict(_parameter(one) for one in values),
+            version=int(version) if version else None,
+            dry_run=dry_run,
+            owner=session.invocation.owner(),
+        )
+        made = client.templates.submit(plain, request, project)
+        if dry_run:
+            print(to_yaml(made.spec), end="")
+        elif len(made.jobs) == 1 and made.jobs[0].array is None:
+            stay(session, client, client.job(made.jobs[0].num), then)
+        else:
+            print(f"a-{made.jobs[0].array}")
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    import yaml
+
+    from phalanx.errors import UserError
+
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UserError(
+            f"--set: {text!r} is not a value of a parameter", "write NAME=VALUE: lr=0.1"
+        )
+    try:
+        found = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return name, value
+    return name, found if isinstance(found, str | int | float | bool) else value
 
 
 def _root(file: Path, spec: JobSpec) -> Path:
@@ -380,6 +447,15 @@ def spec_and_code(
         raise UserError(f"{path.name} has {len(specs)} specs", "write one spec in the file")
     root = _root(path, specs[0])
     return _with_commit(specs[0], root), _upload(session, client, root, folder / "code.tar")
+
+
+def upload_folder(session: Session, client: PhalanxClient, root: Path, folder: Path) -> str:
+    """Upload a copy of a work directory, packed in `folder`. Raises UserError without that directory."""
+    from phalanx.errors import UserError
+
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder", "`workdir` is relative to the file")
+    return _upload(session, client, root, folder / "code.tar")
 
 
 def _upload(session: Session, client: PhalanxClient, root: Path, archive: Path) -> str:

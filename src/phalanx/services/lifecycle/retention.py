@@ -19,6 +19,7 @@ from phalanx.store import jobs, outbox, telemetry
 from phalanx.store.jobs import Finished
 from phalanx.store.schedules import rows as schedules
 from phalanx.store.studies import rows
+from phalanx.store.templates import rows as templates
 
 # Limits per transaction (rows) and per step (jobs), so that other writers wait only briefly.
 ROWS = 500
@@ -68,6 +69,7 @@ def _archives(platform: Platform, before: int) -> None:
             jobs.code_in_use(tx, since=before)
             | rows.code_in_use(tx, since=before)
             | schedules.code_in_use(tx)
+            | templates.code_in_use(tx)
         )
     )
     for digest in idle:

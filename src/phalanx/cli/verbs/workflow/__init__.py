@@ -1,1 +1,1 @@
-"""Verbs about submissions that the control plane makes by itself: schedules."""
+"""Verbs about submissions that the control plane makes by itself: templates and schedules."""

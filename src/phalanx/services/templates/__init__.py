@@ -1,0 +1,1 @@
+"""Job templates: store and show them, and submit the jobs that they describe."""

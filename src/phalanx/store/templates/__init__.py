@@ -1,0 +1,1 @@
+"""Job templates of projects and of the whole platform, every version."""
