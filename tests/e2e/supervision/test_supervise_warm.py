@@ -46,7 +46,8 @@ FACTS = """
         "leader": os.getsid(0) == os.getpid() == os.getpgid(0), "stdin": sys.stdin.read(),
         "env": {k: v for k, v in os.environ.items() if k not in ("PHALANX_SUPERVISOR", "MARK", "PYTHONPATH")
                 and not k.startswith("PHALANX_TEST") and str(k) not in ("HOME",) and "n0" not in v
-                and "checkpoints" not in v and not k.endswith(("MASTER_PORT", "ACCEPT_PORTS"))},
+                and "checkpoints" not in v
+                and not k.endswith(("MASTER_PORT", "ACCEPT_PORTS", "_URL", "_TOKEN"))},
     }
     print(json.dumps(facts))
     atexit.register(print, "goodbye")
