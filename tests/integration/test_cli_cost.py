@@ -60,6 +60,9 @@ def test_advice_is_a_list_or_says_why_there_is_none(run: Run, rig: Rig) -> None:
     said = run("cost", "--advice", "--json")
     assert '"rule": "idle"' in said and f'"job": {num}' in said
     assert "j-1" in run("cost", "--advice") and "slot-hours" in run("cost", "--advice")
+    one = run("cost", f"j-{num}")
+    assert "per 1,000 steps" in one and "per token" not in one
+    assert [line.split()[-1] for line in one.splitlines() if "million tokens" in line] == ["–"]
 
 
 @pytest.mark.parametrize(

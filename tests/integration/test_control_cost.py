@@ -7,6 +7,7 @@ import pytest
 from integration.rig import Rig
 from phalanx.core.cost.ledger import Account
 from phalanx.errors import UserError
+from phalanx.schemas.wire import supervision as wire
 from phalanx.services.cost.report import fold_step
 from phalanx.services.ledger.settle import live_rows
 from phalanx.store import jobs
@@ -168,6 +169,39 @@ def test_advice_names_a_job_that_held_slots_without_steps(rig: Rig) -> None:
     told = {one.rule: one for one in rig.client.costs.advice()}
     assert told["checkpoints"].size_bytes == 2**30
     assert rig.client.costs.advice(limit=1) == [found]
+
+
+def test_metrics_give_the_cost_of_a_token_and_name_slots_that_were_not_busy(rig: Rig) -> None:
+    from decimal import Decimal
+
+    from phalanx.schemas.api.cost_prices import PriceRequest
+
+    costs = rig.client.costs
+    full = [PriceRequest(usd=Decimal(2)), PriceRequest(usd=Decimal(1), spot=True)]
+    costs.set_prices(full)
+    num = rig.submit()
+    supervisor = launch(rig, num)
+    for step in range(1, 5):
+        rig.clock.advance(900)
+        supervisor.beat = wire.Heartbeat(generation=0, step=step, epoch=step // 2, phase="running")
+        values = {"tokens": 500.0 * step, "gpu_utilization_percent": 10.0 * step}
+        point = wire.MetricPoint(rank=0, step=step, at=supervisor.now(), values=values)
+        seq = supervisor.next_seq()
+        supervisor.sync(wire.MetricsReport(seq=seq, generation=0, points=[point]))
+    view = rig.job(num)
+    units = {one.unit: one for one in view.unit_costs}
+    assert (units["epoch"].count, units["step"].count, units["token"].count) == (2, 4, 2000)
+    assert view.cost is not None and view.cost.usd is not None
+    assert units["token"].usd == pytest.approx(view.cost.usd / 2000)
+    told = {one.rule: one for one in costs.advice()}
+    assert "25 %" in told["utilisation"].evidence and "spot" not in told
+    at = {"step": 4, "epoch": 2, "path": "/c/4", "size_bytes": 9, "took_s": 1.0, "metrics": {}}
+    saved = wire.CheckpointReport(
+        seq=supervisor.next_seq(), generation=0, at=supervisor.now(), **at
+    )
+    supervisor.sync(saved)
+    told = {one.rule: one for one in costs.advice()}
+    assert told["spot"].usd == pytest.approx(view.cost.usd / 2)
 
 
 def test_a_cancelled_wait_is_in_the_ledger(rig: Rig) -> None:

@@ -16,6 +16,7 @@ from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, JobName, JobNames, RoleName, duration
 from phalanx.cli.terminal.provenance import show_provenance
 from phalanx.cli.terminal.roles import role_line, show_role
+from phalanx.cli.verbs.cost.report import unit_lines
 from phalanx.errors import UserError
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.units import format_duration
@@ -240,7 +241,8 @@ def _cost(view: JobView) -> str | None:
         return None
     wasted = f", {one.wasted / one.held:.0%} of them wasted by interruptions" if one.wasted else ""
     usd = "" if one.usd is None else f", {one.usd:.2f} USD"
-    return f"{output.number(one.held / 3600)} slot-hours{wasted}{usd}"
+    each = "".join(f"\n{name}: {said}" for name, said in unit_lines(view.unit_costs))
+    return f"{output.number(one.held / 3600)} slot-hours{wasted}{usd}{each}"
 
 
 def _restarts(view: JobView) -> str:

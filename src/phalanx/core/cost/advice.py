@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from phalanx.core.cost.ledger import WASTED, Account
-from phalanx.core.cost.totals import Totals
+from phalanx.core.cost.prices import priced
+from phalanx.core.cost.totals import Totals, usd_of
 
 LEAST_SLOT_US = 3600 * 1_000_000
 """A job that held less slot time is no evidence."""
@@ -17,6 +18,12 @@ WASTED_PERCENT = 20
 MOST_CHECKPOINTS = 20
 """Kept checkpoints of a job above which it is told."""
 
+LEAST_UTILISATION = 60
+"""Mean utilisation of the accelerators in percent below which a job is told."""
+LEAST_SPOT_SAVING = 10
+"""Share of the money in percent that spot slots must save."""
+_TOLERANCE = 5
+
 
 class AdviceRule(StrEnum):
     """What was found."""
@@ -24,6 +31,8 @@ class AdviceRule(StrEnum):
     IDLE = "idle"  # slots were held without steps
     WASTED = "wasted"  # failures and preemptions cost much
     CHECKPOINTS = "checkpoints"  # more are kept than are used
+    UTILISATION = "utilisation"  # accelerators were busy for a small share of the time
+    SPOT = "spot"  # spot slots would have been cheaper
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,70 @@ def checkpoint_advice(job: int, kept: int, num_bytes: int) -> Advice | None:
         f"{kept} checkpoints are kept",
         f"keep fewer: `checkpoint: {{keep: {{last: {MOST_CHECKPOINTS}}}}}` or less",
         num_bytes=num_bytes * (kept - MOST_CHECKPOINTS) // kept,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """What samples of a job's metrics say; None: it was not measured."""
+
+    busy_percent: float | None = None  # of the accelerators
+    data_wait: float | None = None  # share of the step time that waits for data
+
+
+def utilisation_advice(job: int, used: Totals, seen: Utilisation) -> Advice | None:
+    """For a job that used its slots for less than it could; the devices' own measure goes first."""
+    busy = seen.busy_percent
+    text = "the accelerators were busy for {} % of the time"
+    action = "look for the slow part: `phalanx profile`; raise the batch size or take fewer slots"
+    if busy is None and seen.data_wait is not None:
+        busy = 100 * (1 - seen.data_wait)
+        text = "steps trained for {} % of their time and waited for data in the rest"
+        action = "read data faster: more loader workers, larger shards, or a cache on the nodes"
+    if used.held_us < LEAST_SLOT_US or busy is None or not 0 <= busy < LEAST_UTILISATION:
+        return None
+    # The same work at the threshold takes a smaller part of the time.
+    saved = round(used.slot_us.get(Account.PRODUCTIVE, 0) * (1 - busy / LEAST_UTILISATION))
+    if saved <= 0:
+        return None
+    evidence = text.format(f"{busy:.0f}") + f", of {_hours(used.held_us)} slot-hours"
+    return Advice(AdviceRule.UTILISATION, job, evidence, action, saved, _share(used, saved))
+
+
+@dataclass(frozen=True, slots=True)
+class SpotOffer:
+    """Prices of a slot in nano US dollars an hour, and the part of the time that preemptions cost."""
+
+    price: int  # not spot
+    spot_price: int
+    rework_ppm: int  # time that preemptions cost, in millionths of the held slot time
+
+
+def spot_advice(job: int, used: Totals, offer: SpotOffer) -> Advice | None:
+    """For a job that can resume and held slots at their full price.
+
+    The saving is what was held times the difference of the prices, less what repeated work would cost.
+    """
+    if used.held_us < LEAST_SLOT_US or not 0 < offer.spot_price < offer.price:
+        return None
+    # A job that paid less than the full price held spot slots already, at least in part.
+    full = priced(used.held_us, offer.price)
+    if 100 * used.nano_usd < (100 - _TOLERANCE) * full:
+        return None
+    rework_us = used.held_us * offer.rework_ppm // 1_000_000
+    saved = priced(used.held_us, offer.price - offer.spot_price) - priced(
+        rework_us, offer.spot_price
+    )
+    if 100 * saved < LEAST_SPOT_SAVING * full:
+        return None
+    prices = f"{usd_of(offer.price):f} USD; spot slots cost {usd_of(offer.spot_price):f} USD"
+    return Advice(
+        AdviceRule.SPOT,
+        job,
+        f"{_hours(used.held_us)} slot-hours at {prices}, with "
+        f"{offer.rework_ppm / 10_000:.0f} % more time for repeated work",
+        "it resumes from checkpoints: let it run on spot slots",
+        nano_usd=saved,
     )
 
 

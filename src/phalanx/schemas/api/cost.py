@@ -54,6 +54,20 @@ class CostView(ResponseBody):
         )
 
 
+class UnitCostView(ResponseBody):
+    """What each epoch, step, sample or token has cost: all of the job's cost over their number.
+
+    `unit`: `epoch`, `step`, `sample` or `token`. `estimated`: the number is from a rate. `usd` is null
+    where no slot had a price.
+    """
+
+    unit: str
+    count: float
+    slot_s: float
+    usd: Decimal | None = None
+    estimated: bool = False
+
+
 class CostGroupView(ResponseBody):
     """One group of a report. `key` is empty for what belongs to none: a wait, for example, to no pool."""
 
@@ -92,7 +106,8 @@ class CostReport(ResponseBody):
 class AdviceView(ResponseBody):
     """What a job could have saved, and the measurements that say so; null: no slot had a price.
 
-    `rule`: `idle`, `wasted` or `checkpoints`. `slot_hours`, `usd` and `size_bytes` are the saving.
+    `rule`: `idle`, `wasted`, `checkpoints`, `utilisation` or `spot`. `slot_hours`, `usd` and `size_bytes`
+    are the saving.
     """
 
     rule: str

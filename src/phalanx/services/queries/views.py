@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from phalanx.core.contract.secrecy import shown_spec
+from phalanx.core.cost.totals import Totals
+from phalanx.core.cost.units import MadeUnits, tokens_of, unit_costs
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.links import cost_of
 from phalanx.core.gang.roles import Part, part_of_rank
@@ -17,7 +19,7 @@ from phalanx.core.training.resumption import AWAITING
 from phalanx.errors import ExecutorUnavailable, UserError
 from phalanx.kit.text import job_label
 from phalanx.schemas.api.body import at_of, at_or_none
-from phalanx.schemas.api.cost import CostView
+from phalanx.schemas.api.cost import CostView, UnitCostView
 from phalanx.schemas.api.jobs import (
     BatchedJob,
     BatchResponse,
@@ -62,8 +64,9 @@ def job_view(platform: Platform, num: int, now: int | None = None) -> JobView:
         rows = lineage.valid_checkpoints_of(tx, num) if local else []
         found = _detailed(platform, tx, num)
         if now is not None:
-            cost = CostView.from_core(cost_of_job(tx, stored, now))
-            found = found.model_copy(update={"cost": cost})
+            used = cost_of_job(tx, stored, now)
+            parts = {"cost": CostView.from_core(used), "unit_costs": _unit_costs(found, used)}
+            found = found.model_copy(update=parts)
         return found, stored, rows
 
     view, stored, rows = platform.store.view(work)
@@ -73,6 +76,30 @@ def job_view(platform: Platform, num: int, now: int | None = None) -> JobView:
         return view
     counted = {"num_valid": view.lineage.num_valid - len(gone), "num_missing": len(gone)}
     return view.model_copy(update={"lineage": view.lineage.model_copy(update=counted)})
+
+
+def _unit_costs(view: JobView, used: Totals) -> list[UnitCostView]:
+    """What each epoch, step, sample and token has cost, as far as the job reported them."""
+    progress, lineage = view.progress, view.lineage
+    metrics = progress.last_metrics
+    epochs: float | None = progress.epoch or metrics.get("epoch")
+    if view.state == JobState.SUCCEEDED and progress.num_epochs:
+        epochs = progress.num_epochs
+    samples = None if lineage is None else lineage.consumed
+    if samples and lineage is not None and lineage.num_samples:
+        epochs = samples / lineage.num_samples
+    tokens, estimated = tokens_of(metrics, used, view.num_slots)
+    made = MadeUnits(epochs, progress.high_water_step, samples, tokens, estimated)
+    return [
+        UnitCostView(
+            unit=one.unit.value,
+            count=one.count,
+            slot_s=one.slot_s,
+            usd=one.usd,
+            estimated=one.estimated,
+        )
+        for one in unit_costs(used, made)
+    ]
 
 
 def communication_of(platform: Platform, job: Job) -> CommunicationView | None:

@@ -6,9 +6,13 @@ import pytest
 
 from phalanx.core.cost.advice import (
     AdviceRule,
+    SpotOffer,
+    Utilisation,
     checkpoint_advice,
     idle_advice,
     ranked,
+    spot_advice,
+    utilisation_advice,
     wasted_advice,
 )
 from phalanx.core.cost.ledger import Account
@@ -49,6 +53,32 @@ def test_more_than_twenty_checkpoints_are_told() -> None:
     assert checkpoint_advice(7, 20, 20) is None
     found = checkpoint_advice(7, 25, 2500)
     assert found is not None and found.num_bytes == 500
+
+
+def test_low_utilisation_is_told_below_its_threshold_and_devices_go_before_data() -> None:
+    ten = used(HOUR, productive=10)
+    found = utilisation_advice(7, ten, Utilisation(30.0, 0.9))
+    assert found is not None and (found.slot_us, found.nano_usd) == (5 * HOUR, 500)
+    assert "busy for 30 %" in found.evidence
+    assert utilisation_advice(7, ten, Utilisation(60.0, 0.9)) is None
+    waits = utilisation_advice(7, ten, Utilisation(None, 0.7))
+    assert waits is not None and waits.slot_us == 5 * HOUR and "data" in waits.evidence
+    assert utilisation_advice(7, ten, Utilisation(None, 0.4)) is None
+    assert utilisation_advice(7, ten, Utilisation()) is None
+    assert utilisation_advice(7, used(HOUR // 20, productive=10), Utilisation(10.0)) is None
+
+
+def test_spot_is_told_where_it_saves_more_than_its_preemptions_cost() -> None:
+    usd = 1_000_000_000
+    paid = Totals({Account.PRODUCTIVE: 10 * HOUR}, 30 * usd)
+    found = spot_advice(7, paid, SpotOffer(3 * usd, usd, 100_000))
+    # 10 hours × 2 USD less, and one more hour at 1 USD.
+    assert found is not None and found.nano_usd == 19 * usd and "10 % more time" in found.evidence
+    assert spot_advice(7, paid, SpotOffer(3 * usd, usd, 2_000_000)) is None  # three times the work
+    assert spot_advice(7, paid, SpotOffer(3 * usd, 0, 0)) is None
+    assert spot_advice(7, paid, SpotOffer(3 * usd, 3 * usd, 0)) is None
+    spot = Totals({Account.PRODUCTIVE: 10 * HOUR}, 10 * usd)
+    assert spot_advice(7, spot, SpotOffer(3 * usd, usd, 0)) is None  # it held spot slots
 
 
 def test_the_largest_saving_comes_first() -> None:

@@ -18,7 +18,13 @@ from phalanx.kit.clock import SystemClock
 from phalanx.kit.text import parse_study_label
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.cost import AdviceView, CostReport, CostView, ForecastView
+    from phalanx.schemas.api.cost import (
+        AdviceView,
+        CostReport,
+        CostView,
+        ForecastView,
+        UnitCostView,
+    )
 
 # Accounts with the letter of each in the bar.
 _BAR = {
@@ -38,6 +44,14 @@ _ADVICE: dict[str, Callable[[Any], Any]] = {
     "DO": lambda one: one.action,
 }
 _HOUR = 3600.0
+# Units with the number of them that a line is for; those that are always shown.
+_UNITS = {
+    "epoch": ("per epoch", 1),
+    "step": ("per 1,000 steps", 1000),
+    "sample": ("per million samples", 1_000_000),
+    "token": ("per million tokens", 1_000_000),
+}
+_ALWAYS = ("epoch", "token")
 
 
 def cost(  # noqa: PLR0913
@@ -81,6 +95,7 @@ def cost(  # noqa: PLR0913
         output.listing(told, json, _ADVICE, nothing)
         return
     with connected(ctx) as client:
+        units = client.job(num).unit_costs if num is not None and since is until is None else None
         found = client.costs.report(
             "day" if num is not None else by,
             since=moment("--since", since),
@@ -97,7 +112,7 @@ def cost(  # noqa: PLR0913
     elif as_csv:
         write_csv(found)
     elif num is not None:
-        output.facts(cost_facts(found.total))
+        output.facts([*cost_facts(found.total), *(() if units is None else unit_lines(units))])
     else:
         show_report(found)
 
@@ -124,8 +139,8 @@ def _study(text: str) -> int:
 def _saving(one: AdviceView) -> str:
     if one.size_bytes:
         return f"{one.size_bytes / 2**30:.1f} GiB"
-    usd = "" if one.usd is None else f"{one.usd:.2f} USD, "
-    return f"{usd}{one.slot_hours:.1f} slot-hours"
+    usd = [] if one.usd is None else [f"{one.usd:.2f} USD"]
+    return ", ".join([*usd, *([f"{one.slot_hours:.1f} slot-hours"] if one.slot_hours else [])])
 
 
 def cost_facts(one: CostView) -> list[tuple[str, Any]]:
@@ -142,6 +157,21 @@ def cost_facts(one: CostView) -> list[tuple[str, Any]]:
         ("queued", _hours(one.accounts.queued) if one.accounts.queued else None),
         ("usd", money(one)),
     ]
+
+
+def unit_lines(units: Sequence[UnitCostView]) -> list[tuple[str, str]]:
+    """What each unit has cost, as names and texts; a dash for epochs and tokens that were not reported."""
+    known = {one.unit: one for one in units}
+    lines = []
+    for unit, (name, scale) in _UNITS.items():
+        one = known.get(unit)
+        if one is None:
+            lines += [(name, "–")] if unit in _ALWAYS else []
+            continue
+        usd = "" if one.usd is None else f", {one.usd * scale:.4g} USD"
+        about = " (estimated from a rate)" if one.estimated else ""
+        lines.append((name, f"{one.slot_s * scale / _HOUR:.4g} slot-hours{usd}{about}"))
+    return lines
 
 
 def money(one: CostView) -> str | None:
