@@ -21,10 +21,13 @@ def main() -> int:
     parser.add_argument(
         "--databases",
         default="sqlite,postgresql",
-        help="databases of the other parts",
+        help="databases that are measured",
     )
     parser.add_argument(
         "--batches", default="1,100", help="jobs of a request in the part throughput"
+    )
+    parser.add_argument(
+        "--keep", default="", help="a folder that keeps the filled databases of the part lists"
     )
     parser.add_argument("--profile", default="", help="a file for cProfile in the part phases")
     given = parser.parse_args()
@@ -32,10 +35,11 @@ def main() -> int:
     if unknown := set(wanted) - set(PARTS):
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
     scale, kept = 10 if given.quick else 1, []
-    if "lists" in wanted:
-        kept.append(lists.report(given.jobs // scale, given.events // scale))
     sizes = tuple(int(one) for one in given.batches.split(","))
     databases = tuple(given.databases.split(","))
+    if "lists" in wanted:
+        rows = (given.jobs // scale, given.events // scale)
+        kept.append(lists.report(databases, *rows, given.keep))
     if "phases" in wanted:
         kept.append(phases.report(databases, max(sizes), given.profile))
     if "memory" in wanted:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +28,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from phalanx.errors import StaleRow, StoreCorrupt, StoreError, StoreUnavailable, UserError
 from phalanx.store import migrate
 from phalanx.store.engines import postgresql, sqlite_file
+from phalanx.store.engines.many_rows import to_json
 from phalanx.store.engines.notifications import CHANNEL, NOTIFY, ChangeListener, payload
 from phalanx.store.tables import counters, facts
 
@@ -42,8 +42,6 @@ _POOL: dict[str, Any] = {"pool_size": 10, "max_overflow": 60, "pool_timeout": 5.
 _SNAPSHOT: dict[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 # Limit on retries of a transaction that conflicts with another writer.
 _RETRIES = 20
-# One encoder for all values: without a check for cycles, and without spaces.
-_encoded = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 # Statements that run for each report or trial are made once: to make one costs more than to run it.
 _TAKE = (
     counters.update()
@@ -52,17 +50,6 @@ _TAKE = (
     .returning(counters.c.value)
 )
 _DAMAGE = ("malformed", "not a database", "disk image", "no such table", "no such column")
-
-
-class JsonText(str):
-    """A value of a JSON column that is already serialized."""
-
-    __slots__ = ()
-
-
-def to_json(value: object) -> str:
-    """Serialize a value for a JSON column."""
-    return value if type(value) is JsonText else _encoded(value)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from phalanx.core.codec import decode, encode
 from phalanx.core.jobs.events import EVENT_TYPES, JobEvent
 from phalanx.errors import StoreCorrupt
 from phalanx.store.database import Tx, columns_of, read, take_numbers
+from phalanx.store.engines.many_rows import run_many
 from phalanx.store.tables import events
 
 EVENT_VERSION = 1
@@ -97,7 +98,7 @@ def append(tx: Tx, fresh: Sequence[NewEvent]) -> None:
         {"feed": first + index, "v": EVENT_VERSION, **columns_of(one)}
         for index, one in enumerate(fresh)
     ]
-    tx.conn.execute(_INSERT, rows)
+    run_many(tx.conn, _INSERT, rows)
     before, last = tx.touched.feed, first + len(fresh) - 1
     tx.touched.feed = (first if before is None else before[0], last)
 

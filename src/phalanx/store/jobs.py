@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Integer, and_, bindparam, func, or_, select
+from sqlalchemy import Integer, String, and_, bindparam, func, or_, select
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.gang.placement import Demand
@@ -14,7 +14,8 @@ from phalanx.core.jobs.model import HOLDING, TERMINAL, Job, JobState
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import NotFound, StaleRow
 from phalanx.kit.text import job_label
-from phalanx.store.database import JsonText, Tx, columns_of, read, take_numbers, to_json
+from phalanx.store.database import Tx, columns_of, read, take_numbers
+from phalanx.store.engines.many_rows import JsonText, run_many, to_json
 from phalanx.store.tables import job_labels, jobs
 
 _BATCH = 500
@@ -23,10 +24,11 @@ _POLICIES: dict[int, tuple[object, str]] = {}
 _POLICIES_KEPT = 4096
 HOLDING_STATES = tuple(sorted(state.value for state in HOLDING))
 _INSERT = jobs.insert()
+_INSERT_LABELS = job_labels.insert()
 _SAVE = (
     jobs.update()
     .where(jobs.c.num == bindparam("_num"), jobs.c.version == bindparam("_version"))
-    .values(pool=func.coalesce(bindparam("_pool"), jobs.c.pool))
+    .values(pool=func.coalesce(bindparam("_pool", type_=String), jobs.c.pool))
 )
 # SQLite, with its one writer, leaves the lock out.
 _FIND = select(jobs).where(jobs.c.num == bindparam("_num"))
@@ -106,7 +108,7 @@ def new_num(tx: Tx, count: int = 1) -> int:
 def insert(tx: Tx, fresh: Sequence[tuple[Job, JobFacts, int | None]]) -> None:
     """Insert jobs, each with the due time of its next timer; their first events have number 1."""
     if fresh:
-        tx.conn.execute(_INSERT, [_fresh_row(*one) for one in fresh])
+        run_many(tx.conn, _INSERT, [_fresh_row(*one) for one in fresh])
         _put_labels(tx, [(job.num, facts.labels) for job, facts, _ in fresh])
 
 
@@ -117,7 +119,7 @@ def _put_labels(tx: Tx, fresh: Iterable[tuple[int, Mapping[str, str]]]) -> None:
         for name, value in labels.items()
     ]
     if rows:
-        tx.conn.execute(job_labels.insert(), rows)
+        run_many(tx.conn, _INSERT_LABELS, rows)
 
 
 def _fresh_row(job: Job, facts: JobFacts, wake_at: int | None) -> dict[str, Any]:
@@ -148,7 +150,7 @@ def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]])
         queued = job.state is JobState.QUEUED
         groups.setdefault(queued, []).append(row if queued else row | quiet)
     for rows in groups.values():
-        if tx.conn.execute(_SAVE, rows).rowcount != len(rows):
+        if run_many(tx.conn, _SAVE, rows) != len(rows):
             names = ", ".join(job_label(row["_num"]) for row in rows[:3])
             raise StaleRow(f"{names}{', …' if rows[3:] else ''} changed since it was read")
 
@@ -304,6 +306,32 @@ def load_many(tx: Tx, nums: Sequence[int]) -> list[StoredJob]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class BriefJob:
+    """What an answer to a submission says of a job."""
+
+    num: int  # job number
+    name: str  # display name
+    state: str  # of the job
+    array: int | None  # number of the first job of its array; None: no array
+    array_index: int | None  # index in the array
+
+
+_BRIEFS = (
+    select(*(jobs.c[field.name] for field in fields(BriefJob)))
+    .where(jobs.c.num.in_(bindparam("_nums", expanding=True)))
+    .order_by(jobs.c.num)
+)
+
+
+def briefs(tx: Tx, nums: Sequence[int]) -> list[BriefJob]:
+    """The jobs of `nums` in short, sorted by number within each batch of the query."""
+    found: list[BriefJob] = []
+    for start in range(0, len(nums), _BATCH):
+        found += read(tx, BriefJob, _BRIEFS, {"_nums": nums[start : start + _BATCH]})
+    return found
+
+
 def set_pending_reasons(tx: Tx, reasons: Sequence[tuple[int, Reason]]) -> None:
     """Set the pending reasons of many jobs in one statement."""
     if not reasons:
@@ -312,7 +340,7 @@ def set_pending_reasons(tx: Tx, reasons: Sequence[tuple[int, Reason]]) -> None:
         {"_num": num, "_code": reason.code.value, "_message": reason.message}
         for num, reason in reasons
     ]
-    tx.conn.execute(_WAITS, rows)
+    run_many(tx.conn, _WAITS, rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from phalanx.store.database import (
     read,
     take_numbers,
 )
+from phalanx.store.engines.many_rows import run_many
 from phalanx.store.jobs import HOLDING_STATES
 from phalanx.store.tables import checkpoints, generations, jobs, ledger_rows, restores, supervisors
 
@@ -228,6 +229,7 @@ def generations_of_attempts(
 def put_generations(tx: Tx, rows: Iterable[tuple[GenerationRow, GenerationRow | None]]) -> None:
     """Store rows of generations, each with what is stored; None: nothing."""
     fresh = []
+    groups: dict[frozenset[str], list[dict[str, Any]]] = {}
     for row, before in rows:
         if before is None:
             fresh.append(columns_of(row))
@@ -235,9 +237,11 @@ def put_generations(tx: Tx, rows: Iterable[tuple[GenerationRow, GenerationRow | 
             known = columns_of(before)
             changes = {name: one for name, one in columns_of(row).items() if one != known[name]}
             where = {"_job": row.job, "_attempt": row.attempt, "_generation": row.generation}
-            tx.conn.execute(_UPDATE_GENERATION, {**where, **changes})
+            groups.setdefault(frozenset(changes), []).append({**where, **changes})
+    for some in groups.values():
+        run_many(tx.conn, _UPDATE_GENERATION, some)
     if fresh:
-        tx.conn.execute(_INSERT_GENERATION, fresh)
+        run_many(tx.conn, _INSERT_GENERATION, fresh)
 
 
 def put_generation(tx: Tx, row: GenerationRow, before: GenerationRow | None) -> None:

@@ -16,13 +16,14 @@ from phalanx.core.codec import encode
 from phalanx.core.jobs.model import JobCommand
 from phalanx.errors import LeaseLost
 from phalanx.store.database import Tx, take_numbers
+from phalanx.store.engines.many_rows import run_many
 from phalanx.store.events import kind_of
 from phalanx.store.tables import commands, jobs
 
 TOPIC = "commands"
 _INSERT = commands.insert()
 _FREE = (
-    select(commands)
+    select(*(commands.c[name] for name in ("id", "job", "attempt", "kind", "tries")))
     .where(
         commands.c.done_at.is_(None),
         commands.c.not_before <= bindparam("_now"),
@@ -79,7 +80,7 @@ def add(tx: Tx, fresh: Sequence[tuple[int, JobCommand]], now: int) -> None:
         }
         for index, (num, one) in enumerate(fresh)
     ]
-    tx.conn.execute(_INSERT, rows)
+    run_many(tx.conn, _INSERT, rows)
     tx.touched.topics.add(TOPIC)
 
 
@@ -111,7 +112,7 @@ def retry(tx: Tx, command: LeasedCommand, *, not_before: int, error: str) -> Non
 
 def _update_leased(tx: Tx, leased: Sequence[LeasedCommand], changes: dict[str, Any]) -> None:
     rows = [{"_id": one.id, "_token": one.token, **changes} for one in leased]
-    if tx.conn.execute(_MINE, rows).rowcount != len(rows):
+    if run_many(tx.conn, _MINE, rows) != len(rows):
         names = ", ".join(f"{one.id} of job {one.job}" for one in leased)
         raise LeaseLost(f"command {names} was taken over")
 

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import bindparam, func, select
 
 from phalanx.store.database import Tx
+from phalanx.store.engines.many_rows import run_many
 from phalanx.store.jobs import HOLDING_STATES
 from phalanx.store.tables import jobs, supervisors
 
@@ -91,7 +92,7 @@ def expect(tx: Tx, attempts: Sequence[tuple[int, int, int, str]]) -> None:
         if (job, attempt, rank) not in known
     ]
     if fresh:
-        tx.conn.execute(_INSERT, fresh)
+        run_many(tx.conn, _INSERT, fresh)
 
 
 def find(tx: Tx, job: int, attempt: int, node_rank: int) -> SupervisorRow | None:
@@ -178,7 +179,7 @@ def update_many(tx: Tx, changes: Sequence[tuple[Key, Mapping[str, Any]]]) -> Non
     for key, values in changes:
         groups.setdefault(frozenset(values), []).append({**_key(*key), **values})
     for rows in groups.values():
-        tx.conn.execute(_UPDATE, rows)
+        run_many(tx.conn, _UPDATE, rows)
 
 
 def _key(job: int, attempt: int, node_rank: int) -> dict[str, int]:

@@ -29,8 +29,8 @@ from phalanx.store.database import (
     plain_numbers,
     read,
     take_numbers,
-    to_json,
 )
+from phalanx.store.engines.many_rows import to_json
 from phalanx.store.tables import (
     log_segments,
     log_streams,

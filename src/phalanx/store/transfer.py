@@ -18,7 +18,8 @@ from sqlalchemy import JSON, Boolean, Connection, Float, Table, Text, cast, sele
 
 from phalanx.errors import Conflict, InvariantBroken, StoreError
 from phalanx.store import migrate
-from phalanx.store.database import Store, Tx, to_json
+from phalanx.store.database import Store, Tx
+from phalanx.store.engines.many_rows import to_json
 from phalanx.store.tables import metadata
 
 _PAGE = 2000

@@ -19,6 +19,8 @@ WITHHELD = "(withheld)"
 CALLER_LAYER = "caller"
 JOB_LAYER = "job"
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
+# No shape of a secret is shorter: `a://:b@`.
+_SHORTEST = 7
 LEAST_MASKED = 8
 """Shorter values are left in output: they are words of ordinary text, too."""
 
@@ -116,6 +118,8 @@ def _is_secret_word(word: str, words: list[str]) -> bool:
 
 def redacted(text: str) -> str:
     """A text with every secret that shows by its shape replaced by `WITHHELD`."""
+    if len(text) < _SHORTEST:
+        return text
     for shape in (_SHAPES, _PAIRS):
         text = shape.sub(_hidden, text)
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -101,7 +102,11 @@ class RestartBudget(Section):
 
     def to_core(self) -> Budget:
         """The core value."""
-        return Budget(self.count, self.per, self.first_wait, self.max_wait)
+        return _budget(self.count, self.per, self.first_wait, self.max_wait)
+
+
+# Specs name few different ones, a dozen each.
+_budget = functools.lru_cache(maxsize=1024)(Budget)
 
 
 def _default_budget(cause: Cause) -> Any:
@@ -147,12 +152,21 @@ class Recovery(Section):
 
     def to_core(self) -> RecoveryPolicy:
         """The core value."""
+        return _standard_recovery() if not self.model_fields_set else self._policy()
+
+    def _policy(self) -> RecoveryPolicy:
         return RecoveryPolicy(
             budgets=tuple((cause, getattr(self, cause.value).to_core()) for cause in Cause),
             retry_codes=tuple(sorted(c for c, do in self.exit_codes.items() if do == "retry")),
             fail_codes=tuple(sorted(c for c, do in self.exit_codes.items() if do == "fail")),
             max_no_progress=self.max_restarts_without_progress,
         )
+
+
+@functools.cache
+def _standard_recovery() -> RecoveryPolicy:
+    """The policy of a job that says nothing about restarts."""
+    return Recovery()._policy()
 
 
 class Stall(Section):

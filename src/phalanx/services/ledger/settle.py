@@ -75,12 +75,14 @@ def attempt_rows(
     again = [one.job.num for one in held if one.job.attempts > 1]
     ends = rows.last_ends(tx, again) if again else {}
     found: dict[int, list[CostRow]] = {}
+    saves = _saves(tx, held, times)
     for stored in held:
         job, attempt = stored.job, stored.job.attempt
         if attempt is None or attempt.placed_at is None:
             continue
         known = times.get(job.num, [])
-        history = _history(tx, stored, known, ends.get(job.num), now if ended else None)
+        kept = saves.get(job.num, ())
+        history = _history(stored, known, kept, ends.get(job.num), now if ended else None)
         parts = rows_of(slices_of(history, now), attempt.num_slots)
         holds = held_by(stored, attempt)
         found[job.num] = [
@@ -121,9 +123,9 @@ def _owner(num: int, facts: JobFacts) -> CostOwner:
 
 
 def _history(
-    tx: Tx,
     stored: StoredJob,
     known: Sequence[Mapping[Any, Any]],
+    saves: Sequence[Save],
     before: tuple[int, str | None] | None,
     ended_at: int | None,
 ) -> AttemptHistory:
@@ -144,7 +146,7 @@ def _history(
         ended_by=_ended_by(job, attempt),
         high_step=max(earlier, default=None),
         generations=tuple(_times(row) for row in ours),
-        saves=tuple(_saves(tx, stored, attempt, ours)),
+        saves=tuple(saves),
     )
 
 
@@ -162,17 +164,28 @@ def _times(row: Mapping[Any, Any]) -> GenerationTimes:
 
 
 def _saves(
-    tx: Tx, stored: StoredJob, attempt: Attempt, ours: Sequence[Mapping[Any, Any]]
-) -> list[Save]:
-    """The checkpoints of an attempt. Training does not wait for those that are saved in the background."""
-    saving = stored.facts.spec.get("checkpoint") or {}
-    background = bool(saving.get("async", True))
-    if not ours or (background and all(row["first_step_at"] is not None for row in ours)):
-        return []
-    return [
-        Save(number, at, 0 if background else round((took_s or 0.0) * _US))
-        for number, at, took_s in rows.saves_of(tx, stored.job.num, attempt.num)
-    ]
+    tx: Tx, held: Sequence[StoredJob], times: Mapping[int, Sequence[Mapping[Any, Any]]]
+) -> dict[int, list[Save]]:
+    """The checkpoints of the live attempts, by job, where they matter.
+
+    Training does not wait for those that are saved in the background.
+    """
+    wanted, background = dict[int, int](), dict[int, bool]()
+    for stored in held:
+        num, attempt = stored.job.num, stored.job.attempt
+        ours = [row for row in times.get(num, ()) if attempt and row["attempt"] == attempt.num]
+        saving = stored.facts.spec.get("checkpoint") or {}
+        background[num] = bool(saving.get("async", True))
+        steps = all(row["first_step_at"] is not None for row in ours)
+        if attempt is not None and ours and not (background[num] and steps):
+            wanted[num] = attempt.num
+    return {
+        num: [
+            Save(number, at, 0 if background[num] else round((took_s or 0.0) * _US))
+            for number, at, took_s in found
+        ]
+        for num, found in rows.saves_of(tx, wanted).items()
+    }
 
 
 def _ended_by(job: Job, attempt: Attempt) -> Interruption | None:

@@ -41,9 +41,9 @@ def facts_of(spec: JobSpec) -> JobFacts:
     )
 
 
-def gang_of(spec: JobSpec, policy: JobPolicy) -> QueuedJob:
-    """The gang of a spec as the planner would see it; `policy` is that of the spec."""
-    return asked(policy, facts_of(spec), 0)
+def gang_of(facts: JobFacts, policy: JobPolicy) -> QueuedJob:
+    """The gang of a spec with these facts and this policy as the planner would see it."""
+    return asked(policy, facts, 0)
 
 
 def over_project(spec: JobSpec, projects: Sequence[Applied], job: QueuedJob) -> list[Problem]:

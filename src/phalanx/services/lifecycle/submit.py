@@ -50,6 +50,7 @@ class Accepted:
     spec: JobSpec
     resolved: dict[str, Any]
     policy: JobPolicy  # of the spec
+    facts: JobFacts  # of the spec alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,8 @@ def check(
         by.require(Permission.JOBS_SUBMIT, spec.project)
     problems = [*check_supported(spec), *_no_values(spec)]
     if not problems:
-        policy = spec.to_policy()
-        gang = gang_of(spec, policy)
+        policy, facts = spec.to_policy(), facts_of(spec)
+        gang = gang_of(facts, policy)
         here = limits_now(platform) if limits is None else limits
         # Trials have no caller: a label that is required later must not end a study.
         labels = [] if by is None else missing_labels(spec, here.projects)
@@ -96,7 +97,7 @@ def check(
         ]
     if problems:
         raise SpecInvalid(problems)
-    return Accepted(spec, shown_spec(resolved(spec)), policy)
+    return Accepted(spec, shown_spec(resolved(spec)), policy, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ def prepare(
     source = None if request.source is None else request.source.to_core()
     contract = replace(contract, uid=uid, trial=trial, source=source)
     facts = replace(
-        facts_of(spec),
+        accepted.facts,
         owner=request.owner,
         kind=request.kind,
         spec=accepted.resolved,

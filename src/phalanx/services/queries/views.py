@@ -135,15 +135,8 @@ def list_jobs(
 
 def batch_view(platform: Platform, nums: Sequence[int]) -> BatchResponse:
     """The jobs of a batch in short, in order."""
-    found = platform.store.view(lambda tx: jobs.load_many(tx, nums))
-    return BatchResponse(
-        jobs=[
-            BatchedJob.of(
-                one.facts, num=one.job.num, label=job_label(one.job.num), state=one.job.state.value
-            )
-            for one in found
-        ]
-    )
+    found = platform.store.view(lambda tx: jobs.briefs(tx, nums))
+    return BatchResponse(jobs=[BatchedJob.of(one, label=job_label(one.num)) for one in found])
 
 
 def event_page(platform: Platform, num: int, *, after: int, limit: int = 500) -> EventPage:

@@ -15,6 +15,7 @@ from sqlalchemy import bindparam, func, select
 from phalanx.core.cost.ledger import DAY_US, Account, AccountRow
 from phalanx.core.cost.totals import Totals
 from phalanx.store.database import Tx, take_numbers
+from phalanx.store.engines.many_rows import run_many
 from phalanx.store.tables import checkpoints, cost_rows, generations, jobs
 
 ACCOUNTS = tuple(account.value for account in Account)
@@ -35,7 +36,10 @@ _SAVES = select(
     checkpoints.c.generation,
     checkpoints.c.created_at,
     checkpoints.c.took_s,
-).where(checkpoints.c.job == bindparam("_job"), checkpoints.c.attempt == bindparam("_attempt"))
+).where(
+    checkpoints.c.job.in_(_JOBS),
+    checkpoints.c.attempt.in_(bindparam("_attempts", expanding=True)),
+)
 _LAST_ENDS = (
     select(cost_rows.c.job, cost_rows.c.attempt, cost_rows.c.ended_by)
     .where(cost_rows.c.job.in_(_JOBS), cost_rows.c.generation.is_not(None))
@@ -78,7 +82,7 @@ def add_many(tx: Tx, found: Sequence[CostRow]) -> None:
     if found:
         first = take_numbers(tx, "cost_row", len(found))
         table = [{"id": first + index, **_columns(one)} for index, one in enumerate(found)]
-        tx.conn.execute(_INSERT, table)
+        run_many(tx.conn, _INSERT, table)
 
 
 def lock(tx: Tx) -> None:
@@ -128,11 +132,17 @@ def generations_of(tx: Tx, nums: Sequence[int]) -> dict[int, list[Mapping[Any, A
     return found
 
 
-def saves_of(tx: Tx, job: int, attempt: int) -> list[tuple[int, int, float | None]]:
-    """(generation, time, duration in s) of the checkpoints of one attempt."""
-    where = {"_job": job, "_attempt": attempt}
-    rows = tx.conn.execute(_SAVES, where)
-    return [(row.generation, row.created_at, row.took_s) for row in rows]
+def saves_of(tx: Tx, attempts: Mapping[int, int]) -> dict[int, list[tuple[int, int, float | None]]]:
+    """(generation, time, duration in s) of the checkpoints of one attempt of each job, by job."""
+    found: dict[int, list[tuple[int, int, float | None]]] = {}
+    nums = list(attempts)
+    for start in range(0, len(nums), _BATCH):
+        some = nums[start : start + _BATCH]
+        values = {"_jobs": some, "_attempts": list({attempts[num] for num in some})}
+        for job, attempt, generation, at, took_s in tx.conn.execute(_SAVES, values):
+            if attempts[job] == attempt:
+                found.setdefault(job, []).append((generation, at, took_s))
+    return found
 
 
 def last_ends(tx: Tx, nums: Sequence[int]) -> dict[int, tuple[int, str | None]]:
