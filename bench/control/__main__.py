@@ -29,6 +29,12 @@ def main() -> int:
     parser.add_argument(
         "--keep", default="", help="a folder that keeps the filled databases of the part lists"
     )
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        default=0,
+        help="control planes beside the leader on PostgreSQL in the part throughput",
+    )
     parser.add_argument("--profile", default="", help="a file for cProfile in the part phases")
     given = parser.parse_args()
     wanted = given.only.split(",") if given.only else list(PARTS)
@@ -45,7 +51,7 @@ def main() -> int:
     if "memory" in wanted:
         kept.append(memory.report(databases, 64 if given.quick else 1024, 10_000 // scale))
     if "throughput" in wanted:
-        kept.append(throughput.report(given.seconds / scale, databases, sizes))
+        kept.append(throughput.report(given.seconds / scale, databases, sizes, given.replicas))
     return 0 if all(kept) else 1
 
 

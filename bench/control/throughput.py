@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from phalanx.sdk import PhalanxClient
 LEAST_PER_S = 500.0
 _AHEAD = 2000
 """Limit on jobs that are submitted and have not ended."""
+_CLIENTS = 2
+"""Threads that submit at the same time."""
 _SLOTS = 1024
 SPEC = {"schema": 1, "name": "noop", "run": "true", "resources": {"slots_per_node": 1}}
 _DONE_S = 300.0
@@ -55,8 +58,13 @@ class Run:
         return self.num_jobs / self.wall_s
 
 
-def report(duration_s: float, databases: tuple[str, ...], sizes: tuple[int, ...]) -> bool:
-    """Measure and print; whether batches reach the goal on every database."""
+def report(
+    duration_s: float, databases: tuple[str, ...], sizes: tuple[int, ...], replicas: int = 0
+) -> bool:
+    """Measure and print; whether batches reach the goal on every database.
+
+    With `replicas`, so many control planes beside the leader share PostgreSQL, and answer the client.
+    """
     kept = True
     for name in databases:
         for size in sizes:
@@ -65,7 +73,9 @@ def report(duration_s: float, databases: tuple[str, ...], sizes: tuple[int, ...]
                 database(name, Path(folder)) as (url, postgres),
             ):
                 _print_floors(Path(folder), url)
-                run = _run(HomeLayout(Path(folder) / "home"), url, postgres, size, duration_s)
+                beside = replicas if url else 0
+                home = HomeLayout(Path(folder) / "home")
+                run = _run(home, url, postgres, size, duration_s, beside)
             _print(name, size, run)
             kept &= size == 1 or run.per_s >= LEAST_PER_S
     return kept
@@ -86,10 +96,22 @@ def database(name: str, folder: Path) -> Iterator[tuple[str, int | None]]:
         server.cleanup()
 
 
-def _run(home: HomeLayout, url: str, postgres: int | None, size: int, duration_s: float) -> Run:
-    with served(home, _SLOTS, "ends", url) as (client, plane):
-        _load(client, size, 2.0)
+def _run(
+    home: HomeLayout,
+    url: str,
+    postgres: int | None,
+    size: int,
+    duration_s: float,
+    replicas: int,
+) -> Run:
+    with contextlib.ExitStack() as stack:
+        client, plane = stack.enter_context(served(home, _SLOTS, "ends", url))
         measured = {"control plane": plane.pid, "client": psutil.Process().pid}
+        for at in range(replicas):
+            # The first one leads; requests go to the last one.
+            client, plane = stack.enter_context(served(home, _SLOTS, "ends", url))
+            measured[f"replica {at + 1}"] = plane.pid
+        _load(client, size, 2.0)
         if postgres is not None:
             measured["PostgreSQL"] = postgres
         before = {name: _cpu_s(pid) for name, pid in measured.items()}
@@ -105,7 +127,7 @@ def served(
 ) -> Iterator[tuple[PhalanxClient, subprocess.Popen[bytes]]]:
     """A client of a control plane in a process of its own, and the process."""
     words = [sys.executable, "-m", "bench.control.plane", str(home.root), str(slots), work]
-    said = home.root.parent / "plane.log"
+    said = Path(tempfile.mkstemp(dir=home.root.parent, suffix=".log")[1])
     with said.open("wb") as log:
         plane = subprocess.Popen([*words, *([url] if url else [])], stdout=-1, stderr=log)
     try:
@@ -135,12 +157,23 @@ def _cpu_s(pid: int) -> float:
 
 
 def _load(client: PhalanxClient, size: int, duration_s: float) -> tuple[int, float, list[float]]:
-    """Submit for a while and wait for the last end; the jobs, the time and that of each submission."""
-    began, num_jobs, times = time.monotonic(), 0, list[float]()
+    """Submit from some threads and wait for the last end; the jobs, the time, that of each submission."""
+    began = time.monotonic()
+    with ThreadPoolExecutor(_CLIENTS) as threads:
+        parts = list(
+            threads.map(lambda _: _submit(client, size, began + duration_s), range(_CLIENTS))
+        )
+    times = [one for _, taken in parts for one in taken]
+    return sum(num_jobs for num_jobs, _ in parts), time.monotonic() - began, times
+
+
+def _submit(client: PhalanxClient, size: int, until: float) -> tuple[int, list[float]]:
+    """Submit one batch after another, and wait where too many jobs are on their way."""
+    num_jobs, times = 0, list[float]()
     open_batches: deque[tuple[int, int]] = deque()  # (last job, jobs)
     waiting = 0
     request = SubmitRequest(spec=SPEC)
-    while time.monotonic() - began < duration_s:
+    while time.monotonic() < until:
         at = time.perf_counter()
         if size == 1:
             job = client.submit(request).job
@@ -152,13 +185,13 @@ def _load(client: PhalanxClient, size: int, duration_s: float) -> tuple[int, flo
         num_jobs += size
         waiting += size
         open_batches.append((last, size))
-        while waiting > _AHEAD:
+        while waiting > _AHEAD // _CLIENTS:
             num, count = open_batches.popleft()
             _wait(client, num)
             waiting -= count
     for num, _ in open_batches if size > 1 else list(open_batches)[-1:]:
         _wait(client, num)
-    return num_jobs, time.monotonic() - began, times
+    return num_jobs, times
 
 
 def _wait(client: PhalanxClient, num: int) -> None:

@@ -293,6 +293,7 @@ def _sqlite(url: str) -> Engine:
         json_serializer=to_json,
         **_POOL,
     )
+    engine.dialect.statement_compiler = sqlite_file.HintedCompiler
 
     @event.listens_for(engine, "connect")
     def _connected(raw: Any, record: Any) -> None:

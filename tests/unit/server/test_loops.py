@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 
 from phalanx.errors import ExecutorUnavailable
 from phalanx.kit.clock import ManualClock, SystemClock
+from phalanx.server.loops import steps
 from phalanx.server.loops.runner import ServiceLoop, _wait_s, run_loop
 from phalanx.server.loops.steps import DispatchBatch, planner_pause_s
 from phalanx.server.notifier import Notifier, wait_for
+from phalanx.services.planning.scheduling import Step
 from phalanx.store.database import Touched
 
 pytestmark = pytest.mark.unit
@@ -86,6 +89,25 @@ def test_a_pause_ends_with_the_server() -> None:
 def test_the_planner_rests_longer_after_longer_plans() -> None:
     shares = [planner_pause_s(took_s) / took_s for took_s in (0.001, 0.1, 0.2, 10.0)]
     assert shares == pytest.approx([0.01, 1.0, 2.0, 4.0])
+
+
+def test_storing_what_a_plan_starts_adds_nothing_to_the_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, clock = context(), ManualClock()
+    here.clock = clock
+
+    def slow(_platform: object, _now: int, _until: int, on_planned: Callable[[], None]) -> Step:
+        clock.advance(0.2)
+        on_planned()
+        clock.advance(9.8)
+        return Step((1,), (), None)
+
+    monkeypatch.setattr(steps, "scheduling_step", slow)
+    monkeypatch.setattr(steps, "scaling_step", lambda platform: None)
+    planner = steps._Scheduling(here, None)  # type: ignore[arg-type]
+    planner.step(clock.now())
+    assert planner.pause_s(10.0) == pytest.approx(0.4)
 
 
 def test_the_dispatcher_takes_more_at_a_time_while_that_is_quick() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
+from phalanx.core.jobs.model import JobState
 from phalanx.errors import UserError
 from phalanx.store import open_store
 from phalanx.store.listings import jobs as listings
@@ -57,4 +59,29 @@ def test_a_cursor_is_for_its_own_order_and_text_is_no_cursor(tmp_path: Path) -> 
             page(listings.NEWEST, wrong)
     with pytest.raises(UserError, match="cannot be sorted by 'spec'"):
         listings.Order.parse("-spec")
+    store.close()
+
+
+def test_listings_of_sqlite_read_the_index_that_has_every_column(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "db" / "phalanx.sqlite")
+    if store.dialect != "sqlite":
+        pytest.skip("PostgreSQL chooses its indexes by statistics")
+    said: list[tuple[str, object]] = []
+
+    def note(_conn: object, _cursor: object, sql: str, values: object, *_: object) -> None:
+        said.append((sql, values))
+
+    event.listen(store._engine, "before_cursor_execute", note)
+    queued = JobFilter(states=(JobState.QUEUED,), project="vision")
+    # The one of states would read a row of the table for each job of the state.
+    for order in (listings.NEWEST, listings.Order("submitted_at"), listings.Order("slot_seconds")):
+        said.clear()
+        store.view(lambda tx, by=order: listings.page(tx, queued, order=by, limit=2))
+        sql, values = next(one for one in said if one[0].startswith("SELECT"))
+        plan = store.view(
+            lambda tx, sql=sql, values=values: tx.conn.exec_driver_sql(
+                f"EXPLAIN QUERY PLAN {sql}", values
+            ).all()
+        )
+        assert "USING COVERING INDEX ix_jobs_listing" in plan[0].detail, order
     store.close()

@@ -73,19 +73,31 @@ def planner_pause_s(took_s: float) -> float:
 
 @dataclass(slots=True)
 class _Scheduling:
-    """Plans; for a while after a long plan, jobs that can only wait cause no new one."""
+    """Plans; for a while after a long plan, jobs that can only wait cause no new one.
+
+    What a plan starts is stored without a pause after it: that time is spent on jobs, not on planning.
+    """
 
     context: Context
     platform: Platform
     pause_until: int = 0
+    plan_s: float = 0.0  # duration of the last plan
+
+    def pause_s(self, took_s: float) -> float:
+        """The pause after a step of this duration."""
+        return planner_pause_s(min(took_s, self.plan_s))
 
     def step(self, now: int) -> int | None:
         began = self.context.clock.monotonic()
-        step = scheduling_step(self.platform, now, self.pause_until)
+        self.plan_s = 0.0
+
+        def planned() -> None:
+            self.plan_s = self.context.clock.monotonic() - began
+
+        step = scheduling_step(self.platform, now, self.pause_until, planned)
         scaling_step(self.platform)
         if step.planned:
-            took_s = self.context.clock.monotonic() - began
-            self.pause_until = now + _us_of(min(took_s * _SPARE_FACTOR, _MAX_SPARE_S))
+            self.pause_until = now + _us_of(min(self.plan_s * _SPARE_FACTOR, _MAX_SPARE_S))
         return step.wake_at
 
 
@@ -130,7 +142,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
     """
     ticks, me = context.settings.loops, context.leadership.me
     owner = LeaseOwner(owner="embedded" if me is None else me.id, token=random_hex(16))
-    schedule = _Scheduling(context, platform).step
+    schedule = _Scheduling(context, platform)
     dispatch = _Dispatching(context, platform, owner).step
 
     def drain(now: int) -> int | None:
@@ -144,7 +156,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
 
     return (
         ServiceLoop("clock", Timekeeper(platform.store, context.clock).step, (), CLOCK_TICK_S),
-        ServiceLoop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s, planner_pause_s),
+        ServiceLoop("scheduler", schedule.step, (QUEUE,), ticks.scheduler_tick_s, schedule.pause_s),
         ServiceLoop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
         ServiceLoop("timers", partial(timers_step, platform), (TIMERS,), ticks.timers_tick_s),
         ServiceLoop(

@@ -50,10 +50,13 @@ def contract_of(facts: JobFacts) -> JobContract:
 
 
 def assignments(
-    platform: Platform, stored: StoredJob, attempt: Attempt, nodes: dict[str, Node]
+    platform: Platform,
+    stored: StoredJob,
+    attempt: Attempt,
+    nodes: dict[str, Node],
+    contract: JobContract,
 ) -> list[tuple[Node, Assignment]]:
     """The node and assignment of each node rank. Raises KeyError for an unknown node."""
-    contract = contract_of(stored.facts)
     shares_on = Counter(share.node for share in attempt.placement.shares)
     parts = stored.job.policy.parts(len(attempt.placement.shares))
     roles = {role.name: role for role in contract.roles}

@@ -14,7 +14,7 @@ from phalanx.core.jobs.events import JobEvent, LaunchFailed
 from phalanx.core.jobs.model import Attempt, JobState
 from phalanx.core.reasons import Cause
 from phalanx.errors import ExecutorUnavailable, LaunchError, LeaseLost, SpecInvalid
-from phalanx.executors.protocol import GangReserver, SupervisorRef
+from phalanx.executors.protocol import SupervisorRef
 from phalanx.kit.clock import backoff_s
 from phalanx.kit.text import replace_unencodable, shorten
 from phalanx.services.lifecycle import code
@@ -207,11 +207,13 @@ def _launch(
         # Without code the executor creates an empty folder on the nodes.
         if digest is not None:
             code.unpack(platform.home, digest, code_dir(platform.home, command.job, attempt.num))
-        why = unreadable(platform, stored.facts.project, contract_of(stored.facts).secrets)
+        contract = contract_of(stored.facts)
+        why = unreadable(platform, stored.facts.project, contract.secrets)
         if why:
             return _not_launched(attempt, 0, why, Cause.SECRET_UNAVAILABLE)
-        placed = assignments(platform, stored, attempt, nodes)
-        if isinstance(platform.executor, GangReserver):
+        placed = assignments(platform, stored, attempt, nodes, contract)
+        # Not isinstance: it looks at every member of the protocol for each launch.
+        if hasattr(platform.executor, "reserve"):
             platform.executor.reserve(attempt.placement, [assignment for _, assignment in placed])
         for node, assignment in placed:
             platform.executor.start(node, assignment)

@@ -57,8 +57,15 @@ def _view(platform: Platform, real: tuple[Node, ...], now: int) -> SchedulerView
     )
 
 
-def scheduling_step(platform: Platform, now: int, spare_until: int = 0) -> Step:
+def scheduling_step(
+    platform: Platform,
+    now: int,
+    spare_until: int = 0,
+    on_planned: Callable[[], None] = lambda: None,
+) -> Step:
     """Plan and apply the plan. Raises ExecutorUnavailable when the nodes are not known.
+
+    `on_planned` is called between the two.
 
     Until `spare_until`, planning is skipped if all new jobs belong to equivalence classes that
     were blocked: few could start. Their starts and pending reasons wait for the next pass.
@@ -70,6 +77,7 @@ def scheduling_step(platform: Platform, now: int, spare_until: int = 0) -> Step:
             return Step((), (), spare_until, planned=False)
         busy = _worth_a_plan(view)
         decided = platform.scheduler_cache.plan(view, now) if busy else Plan((), ())
+        on_planned()
         return apply(platform, decided, view, now)
 
 

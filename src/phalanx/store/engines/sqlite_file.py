@@ -6,6 +6,9 @@ import contextlib
 import os
 import sqlite3
 from pathlib import Path
+from typing import Any
+
+from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 
 from phalanx.errors import NotSupported, StoreCorrupt, StoreUnavailable
 
@@ -75,3 +78,11 @@ def file_system(path: Path, mounts: str) -> str:
         if inside and len(point) >= len(found):
             found, kind = point, fields[2]
     return kind
+
+
+class HintedCompiler(SQLiteCompiler):
+    """Write the hints of queries behind their tables, such as `INDEXED BY`; SQLAlchemy leaves them out."""
+
+    def get_from_hint_text(self, table: Any, text: str | None) -> str | None:
+        """The hint as it is written."""
+        return text
