@@ -43,6 +43,7 @@ from phalanx.core.search.model import TrialStatus
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Kind
 from phalanx.core.tenancy.roles import OF_ALL, PERMISSIONS, Permission, UserRole
 from phalanx.kit.units import format_duration
+from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
 from phalanx.schemas.pools.pool_file import PoolFile
 from phalanx.schemas.pools.project_file import ProjectFile
 from phalanx.schemas.pools.ray_pools import RayPool
@@ -283,7 +284,11 @@ def pool_page() -> str:
     cluster = list(_rows(RayPool, "pools[].", {}))
     how = "[How to use it](../how-to/ray.md)."
     more = f"## A Ray cluster\n\nWith `executor: ray`; the cluster reports its nodes. {how}\n"
-    return page("Pool file", intro, table(heads, rows), more, table(heads, cluster))
+    kubernetes = list(_rows(KubernetesPool, "pools[].", {}))
+    how = "[How to use it](../how-to/kubernetes.md)."
+    pods = f"## A Kubernetes cluster\n\nWith `executor: kubernetes`; jobs run as its pods. {how}\n"
+    parts = [more, table(heads, cluster), pods, table(heads, kubernetes)]
+    return page("Pool file", intro, table(heads, rows), *parts)
 
 
 def project_page() -> str:

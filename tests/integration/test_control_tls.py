@@ -14,7 +14,7 @@ import pytest
 
 from integration.served import TOKEN, Served, served
 from phalanx.errors import NotFound, ServerError, ServerUnavailable, UserError
-from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, fetch
+from phalanx.executors.node_files import CodeSource, CodeUnavailable, fetch
 from phalanx.launch.tls.trust import client_context, connection
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.wire.supervision import SyncRequest

@@ -101,13 +101,17 @@ def _address(interface: str) -> str | None:
     return socket.inet_ntoa(found[20:24])
 
 
-def own_addresses() -> list[str]:
-    """The addresses of this machine from which other machines may see its connections."""
+def own_addresses(first: str = "") -> list[str]:
+    """The addresses of this machine from which other machines may see its connections.
+
+    `first` is the one that they are to use, such as that of a pod; empty: none is known.
+    """
     found = {one for name in _interfaces() if (one := _address(name)) is not None}
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
             found.add(str(ipaddress.IPv6Address(int(line.split()[0], 16))))
-    return sorted(one for one in found if not ipaddress.ip_address(one).is_loopback)
+    others = sorted(one for one in found if not ipaddress.ip_address(one).is_loopback)
+    return [first, *(one for one in others if one != first)] if first else others
 
 
 def addresses_of(host: str) -> list[str]:

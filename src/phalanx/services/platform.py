@@ -14,7 +14,7 @@ from phalanx.errors import NotSupported
 from phalanx.executors.protocol import Executor
 from phalanx.schemas.api.pools import ChangeView
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.schemas.pools.pool_file import ClusterPool
 from phalanx.search import SamplerWorker
 from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.caches.scheduler_cache import SchedulerCache
@@ -38,7 +38,7 @@ class Clusters(Protocol):
         """The names of the known clusters."""
         ...
 
-    def connect(self, pool: RayPool) -> ClusterChange:
+    def connect(self, pool: ClusterPool) -> ClusterChange:
         """Connect to a cluster, now and at every later start. Raises ServerError, Conflict."""
         ...
 
@@ -58,7 +58,7 @@ class NoClusters:
         """Return no names."""
         return ()
 
-    def connect(self, pool: RayPool) -> ClusterChange:
+    def connect(self, pool: ClusterPool) -> ClusterChange:
         """Raise NotSupported: no cluster can be connected."""
         raise NotSupported(f"pool {pool.name} is a cluster; this control plane connects to none")
 
@@ -91,7 +91,7 @@ class Platform:
     scheduler_cache: SchedulerCache = field(default_factory=SchedulerCache, compare=False)  # cache
     studies: StudyCache = field(default_factory=StudyCache, compare=False)  # studies in memory
     sampler: SamplerWorker = field(default_factory=SamplerWorker, compare=False)  # runs models
-    clusters: Clusters = field(default_factory=NoClusters, compare=False)  # connected Ray clusters
+    clusters: Clusters = field(default_factory=NoClusters, compare=False)  # connected clusters
     empty: EmptyClusters = field(default_factory=EmptyClusters, compare=False)  # for new jobs
     #: raises LeaseLost where a loop may start nothing any more, because another process leads
     may_act: Callable[[], None] = field(default=lambda: None, compare=False)

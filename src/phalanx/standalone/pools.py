@@ -18,7 +18,8 @@ from phalanx.kit.text import random_hex
 from phalanx.launch.files import folder_identity, write_file
 from phalanx.schemas.api.pools import ChangeView
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.pools.pool_file import POOL_SCHEMA, read_pool_file
+from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
+from phalanx.schemas.pools.pool_file import POOL_SCHEMA, ClusterPool, read_pool_file
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.services.platform import ClusterChange
 
@@ -44,11 +45,11 @@ class HomeClusters:
         return list(self._known)
 
     def connect_all(self) -> None:
-        """Connect to every known cluster. Raises ServerError when Ray is not installed."""
+        """Connect to every known cluster. Raises ServerError when one cannot be used."""
         for pool in self._known.values():
             self._connect(pool)
 
-    def connect(self, pool: RayPool) -> ClusterChange:
+    def connect(self, pool: ClusterPool) -> ClusterChange:
         """See `Clusters`. A changed entry of a connected cluster takes effect at the next start."""
         with self._lock:
             return self._connected(pool)
@@ -63,7 +64,7 @@ class HomeClusters:
                 self._connect(stored[name])
             self._known = stored
 
-    def _connected(self, pool: RayPool) -> ClusterChange:
+    def _connected(self, pool: ClusterPool) -> ClusterChange:
         before = self._known.get(pool.name)
         if before == pool:
             return ClusterChange(ChangeView(name=pool.name, outcome="unchanged"))
@@ -90,11 +91,15 @@ class HomeClusters:
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.yaml"
 
-    def _connect(self, pool: RayPool) -> None:
-        self._routed.add(pool.name, _ray(self._home, pool, cluster_owner(self._home)))
+    def _connect(self, pool: ClusterPool) -> None:
+        owner = cluster_owner(self._home)
+        if isinstance(pool, KubernetesPool):
+            self._routed.add(pool.name, _kubernetes(self._home, pool, owner))
+        else:
+            self._routed.add(pool.name, _ray(self._home, pool, owner))
 
 
-def known_clusters(home: HomeLayout) -> dict[str, RayPool]:
+def known_clusters(home: HomeLayout) -> dict[str, ClusterPool]:
     """Read the clusters stored in a home. Raises SpecInvalid."""
     paths = sorted((home.root / _FOLDER).glob("*.yaml"))
     return {pool.name: pool for path in paths for pool in read_pool_file(path)[0].clusters}
@@ -134,5 +139,16 @@ def _ray(home: HomeLayout, pool: RayPool, owner: str) -> Executor:
 
     log = home.root / _FOLDER / f"{pool.name}.log"
     executor = RayExecutor(home, pool, owner=owner, log=log)
+    executor.wait_ready(_READY_S)
+    return executor
+
+
+def _kubernetes(home: HomeLayout, pool: KubernetesPool, owner: str) -> Executor:
+    from phalanx.executors.kubernetes.credentials import from_kubeconfig, in_cluster
+    from phalanx.executors.kubernetes.executor import KubernetesExecutor
+
+    path = pool.kubeconfig
+    access = in_cluster() if path is None else from_kubeconfig(Path(path), pool.context)
+    executor = KubernetesExecutor(home, pool, access, owner=owner)
     executor.wait_ready(_READY_S)
     return executor

@@ -120,10 +120,10 @@ class Supervisor:
     def run(self) -> None:
         """Check in, then follow orders until released, drained, or out of contact for too long."""
         self._processes.listen()
-        port, host, addresses = self._port.number, socket.gethostname(), own_addresses()
+        port, host, own = self._port.number, socket.gethostname(), self._assignment.address
         self._link.put(
             lambda seq: NodeReadyReport(
-                seq=seq, port=port, pid=os.getpid(), host=host, addresses=addresses
+                seq=seq, port=port, pid=os.getpid(), host=host, addresses=own_addresses(own)
             )
         )
         self._link.start()

@@ -14,9 +14,9 @@ import pytest
 from phalanx.core.contract.gang import GangContract, RolePlace, WorldShape
 from phalanx.core.contract.job import JobIdentity, RankCommand, RoleContract
 from phalanx.errors import SpecInvalid
-from phalanx.executors.ray.executor import outbound
+from phalanx.executors.node_files import CodeSource, CodeUnavailable, NodeFiles
+from phalanx.executors.outbound import outbound
 from phalanx.executors.ray.inventory import RayInventory
-from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
 from phalanx.launch.identity import LOCK_NAME
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.pool_file import read_pool_file

@@ -110,7 +110,10 @@ def stop_advice(job: Job, attempt: int, generation: int, node_rank: int) -> Stop
 
 def _master(attempt: Attempt, part: Part) -> tuple[str, str, int]:
     first = part.first_node
-    return part.name, attempt.placement.shares[first].address, attempt.nodes[first].port or 0
+    node = attempt.nodes[first]
+    # A pod has no address before it runs: its supervisor reports it, the one that peers use first.
+    address = attempt.placement.shares[first].address or next(iter(node.addresses), "")
+    return part.name, address, node.port or 0
 
 
 def _peers(attempt: Attempt) -> tuple[str, ...]:
@@ -119,7 +122,7 @@ def _peers(attempt: Attempt) -> tuple[str, ...]:
     if len(shares) == 1:
         return ()
     reported = {one for node in attempt.nodes for one in node.addresses}
-    return tuple(sorted(reported | {share.address for share in shares}))
+    return tuple(sorted(reported | {share.address for share in shares if share.address}))
 
 
 def _ended_by(job: Job, attempt: Attempt) -> str:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import secrets
 import signal
 import socket
@@ -21,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx import __version__
-from phalanx.core.gang.devices import CUDA
-from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
+from phalanx.executors.node_files import CodeUnavailable, NodeFiles, place, source_of
 from phalanx.launch import linux
 from phalanx.launch.capture import output_files
 from phalanx.launch.files import last_line, write_file
@@ -36,13 +34,6 @@ _SOURCE = str(Path(__file__).resolve().parents[3])
 _SHIM = f"import sys; sys.path.insert(0, {_SOURCE!r}); from phalanx.executors.ray.shim import main; sys.exit(main())"  # noqa: E501
 # What Ray puts into the environment of its own workers and a job must not inherit.
 _NOT_OURS = ("RAY_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
-# What tells a process its accelerators; Ray sets them for the actor that was given some.
-_DEVICES = re.compile(
-    r"(CUDA|HIP|ROCR|ASCEND_RT)_VISIBLE_DEVICES|TPU_VISIBLE_CHIPS|ONEAPI_DEVICE_SELECTOR|"
-    r"HABANA_VISIBLE_MODULES"
-)
-
-_CUDA = "CUDA_VISIBLE_DEVICES"
 
 
 class SupervisorActor:
@@ -103,7 +94,7 @@ class SupervisorActor:
         self._node_dir = files.node_dir(job, attempt, node_rank)
         try:
             self._node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            cached = files.bring(_source(assignment), files.code_dir(job, attempt, node_rank))
+            cached = files.bring(source_of(assignment), files.code_dir(job, attempt, node_rank))
             files.prune(time.time())  # noqa: TID251 - ages of files
             place(assignment, self._node_dir, files.code_dir(job, attempt, node_rank))
             if assignment.get("python"):
@@ -194,48 +185,10 @@ def _give_back() -> None:
         ray.util.remove_placement_group(group)
 
 
-def place(assignment: dict[str, Any], node_dir: Path, code: Path) -> None:
-    """Give an assignment this node's own folders, interpreter and accelerators."""
-    env = assignment["env"]
-    here = str(Path(sys.executable).parent)
-    rest = [part for part in env.get("PATH", os.defpath).split(os.pathsep) if part != here]
-    env["PATH"] = os.pathsep.join([here, *rest])
-    own = os.environ  # noqa: TID251 - what this node gives its processes
-    for name in ("HOME", "TMPDIR"):
-        if name in env and not os.path.isdir(env[name]):
-            env.pop(name)
-            if name in own:
-                env[name] = own[name]
-    env.update({name: own[name] for name in own if _DEVICES.fullmatch(name)})
-    if own.get(_CUDA):
-        # Ray chooses the devices of an actor; the supervisor divides them among its ranks.
-        assignment |= {"devices": own[_CUDA].split(","), "device_kind": CUDA}
-    assignment["node_dir"] = str(node_dir)
-    if not os.path.isdir(assignment["cwd"]) or assignment["cwd"] == assignment["workdir"]:
-        assignment["cwd"] = str(code)
-    assignment["workdir"] = str(code)
-
-
 def own_environment() -> dict[str, str]:
     """This worker's environment without what Ray put into it."""
     own = os.environ  # noqa: TID251 - what this node gives its processes
     return {name: value for name, value in own.items() if not name.startswith(_NOT_OURS)}
-
-
-def _source(assignment: dict[str, Any]) -> CodeSource | None:
-    digest = assignment.get("code")
-    if digest is None:
-        return None
-    gang = assignment["gang"]
-    return CodeSource(
-        url=assignment["server_url"],
-        digest=digest,
-        token=assignment["token"],
-        job=gang["job"]["num"],
-        attempt=gang["attempt"],
-        node_rank=assignment["node_rank"],
-        ca=assignment.get("server_ca") or "",
-    )
 
 
 def _bindable(address: str) -> str:

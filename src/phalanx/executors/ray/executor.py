@@ -7,7 +7,6 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 from phalanx import __version__
 from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.errors import ExecutorUnavailable, LaunchError
+from phalanx.executors.outbound import outbound
 from phalanx.executors.protocol import OutputSize, SupervisorRef, SupervisorStatus
 from phalanx.executors.ray.driver_client import DriverClient
 from phalanx.executors.ray.inventory import RayInventory
@@ -215,25 +215,6 @@ class RayExecutor:
         except (OSError, ValueError) as error:
             raise ExecutorUnavailable(f"the note of {ref} cannot be read: {error}") from error
         return note
-
-
-def outbound(assignment: Assignment, pool: RayPool, home: HomeLayout) -> Assignment:
-    """The assignment with the addresses and paths that are valid on a node of the cluster."""
-    # Files of the home are not there: the supervisor asks the control plane for the secrets.
-    changes: dict[str, Any] = {"own_secrets_file": None}
-    if pool.server_url is not None:
-        changes |= {"server_url": pool.server_url, "server_file": None}
-    if pool.checkpoints is not None:
-        own, theirs = str(home.checkpoints_dir), pool.checkpoints
-
-        def on_node(path: str) -> str:
-            return theirs + path.removeprefix(own) if path.startswith(f"{own}/") else path
-
-        gang, role = assignment.gang, assignment.role
-        changes["gang"] = replace(gang, checkpoint_dir=on_node(gang.checkpoint_dir))
-        if role is not None:
-            changes["role"] = replace(role, lead_dir=on_node(role.lead_dir))
-    return assignment.model_copy(update=changes)
 
 
 def _record(text: str | None) -> ExitRecord | None:

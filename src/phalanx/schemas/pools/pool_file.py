@@ -1,7 +1,7 @@
 """The pool file: named sets of nodes, their hardware and their topology.
 
 There is one document for every executor. Pools of the local executor are described node by node; for a
-Ray cluster the file holds the address, and the cluster reports its nodes.
+Ray or Kubernetes cluster the file says how it is reached, and the cluster reports its nodes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pydantic import (
 
 from phalanx.core.gang.placement import Node
 from phalanx.errors import Problem, SpecInvalid
+from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.schemas.pools.traits import NodeTraits, TraitValues
 from phalanx.schemas.spec.document import (
@@ -42,7 +43,7 @@ from phalanx.schemas.spec.fields import (
 
 POOL_SCHEMA: Literal[1] = 1
 # Executors that a pool may name.
-EXECUTORS = ("local", "ray")
+EXECUTORS = ("local", "ray", "kubernetes")
 _RESERVED_LEVELS = frozenset({"node", "pool"})
 
 
@@ -85,7 +86,8 @@ class PoolSpec(NodeTraits):
 
     name: Name = Field(description="Name of the pool, as in a job's `pool`.")
     executor: Name = Field(
-        default="local", description="Executor that starts the supervisors: local or ray."
+        default="local",
+        description="Executor that starts the supervisors: local, ray or kubernetes.",
     )
     levels: Annotated[list[Name], Field(max_length=8)] = Field(
         default_factory=list, description="Topology levels, widest first."
@@ -138,14 +140,24 @@ class PoolSpec(NodeTraits):
 
 
 def _kind(entry: Any) -> str:
-    told = entry.get("executor") if isinstance(entry, Mapping) else getattr(entry, "executor", "")
-    return "ray" if told == "ray" else "local"
+    told: Any = (
+        entry.get("executor") if isinstance(entry, Mapping) else getattr(entry, "executor", "")
+    )
+    return told if told in ("ray", "kubernetes") else "local"
 
 
+ClusterPool = RayPool | KubernetesPool
 PoolEntry = Annotated[
-    Annotated[PoolSpec, Tag("local")] | Annotated[RayPool, Tag("ray")], Discriminator(_kind)
+    Annotated[PoolSpec, Tag("local")]
+    | Annotated[RayPool, Tag("ray")]
+    | Annotated[KubernetesPool, Tag("kubernetes")],
+    Discriminator(_kind),
 ]
-_MODELS: Mapping[str, type[Section]] = {"local": PoolSpec, "ray": RayPool}
+_MODELS: Mapping[str, type[Section]] = {
+    "local": PoolSpec,
+    "ray": RayPool,
+    "kubernetes": KubernetesPool,
+}
 
 
 class PoolFile(Section):
@@ -162,9 +174,9 @@ class PoolFile(Section):
         return [one for one in self.entries if isinstance(one, PoolSpec)]
 
     @property
-    def clusters(self) -> list[RayPool]:
-        """The pools of Ray clusters."""
-        return [one for one in self.entries if isinstance(one, RayPool)]
+    def clusters(self) -> list[ClusterPool]:
+        """The pools of clusters, which report their nodes themselves."""
+        return [one for one in self.entries if not isinstance(one, PoolSpec)]
 
 
 def current_form(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -40,6 +40,7 @@ class Assignment(Message):
     gang: GangContract
     node_rank: int  # in the gang, all roles
     role: RolePlace | None = None  # None: the gang has one
+    address: str = ""  # where its ranks are reached; empty: the placement knows it
     node_dir: str  # <home>/jobs/j-12/a001/n0: spool, logs, exit record
     workdir: str
     cwd: str

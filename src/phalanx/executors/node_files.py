@@ -1,4 +1,4 @@
-"""The files on a Ray node: folders of attempts, and code archives named by digest."""
+"""Files on a node of a cluster: folders of attempts, and code archives named by digest."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import fcntl
 import hashlib
 import http.client
 import os
+import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from phalanx.core.gang.devices import CUDA
 from phalanx.errors import UserError
 from phalanx.kit.text import job_label
 from phalanx.launch.archives import unpack_archive
@@ -20,6 +24,13 @@ from phalanx.launch.files import private_folder, read_own_file
 from phalanx.launch.identity import is_held
 from phalanx.launch.tls import trust
 
+# What tells a process its accelerators; Ray sets them for the actor that was given some.
+_DEVICES = re.compile(
+    r"(CUDA|HIP|ROCR|ASCEND_RT)_VISIBLE_DEVICES|TPU_VISIBLE_CHIPS|ONEAPI_DEVICE_SELECTOR|"
+    r"HABANA_VISIBLE_MODULES"
+)
+
+_CUDA = "CUDA_VISIBLE_DEVICES"
 NUM_ARCHIVES = 16
 _OLD_S = 7 * 86400.0
 _TIMEOUT_S = 60.0
@@ -169,3 +180,42 @@ def fetch(source: CodeSource, archive: Path) -> None:
     finally:
         partial.unlink(missing_ok=True)
         connection.close()
+
+
+def source_of(assignment: dict[str, Any]) -> CodeSource | None:
+    """The source of the code of an assignment; None: it has no code."""
+    digest = assignment.get("code")
+    if digest is None:
+        return None
+    gang = assignment["gang"]
+    return CodeSource(
+        url=assignment["server_url"],
+        digest=digest,
+        token=assignment["token"],
+        job=gang["job"]["num"],
+        attempt=gang["attempt"],
+        node_rank=assignment["node_rank"],
+        ca=assignment.get("server_ca") or "",
+    )
+
+
+def place(assignment: dict[str, Any], node_dir: Path, code: Path) -> None:
+    """Give an assignment this node's own folders, interpreter and accelerators."""
+    env = assignment["env"]
+    here = str(Path(sys.executable).parent)
+    rest = [part for part in env.get("PATH", os.defpath).split(os.pathsep) if part != here]
+    env["PATH"] = os.pathsep.join([here, *rest])
+    own = os.environ  # noqa: TID251 - what this node gives its processes
+    for name in ("HOME", "TMPDIR"):
+        if name in env and not os.path.isdir(env[name]):
+            env.pop(name)
+            if name in own:
+                env[name] = own[name]
+    env.update({name: own[name] for name in own if _DEVICES.fullmatch(name)})
+    if own.get(_CUDA):
+        # Ray chooses the devices of an actor; the supervisor divides them among its ranks.
+        assignment |= {"devices": own[_CUDA].split(","), "device_kind": CUDA}
+    assignment["node_dir"] = str(node_dir)
+    if not os.path.isdir(assignment["cwd"]) or assignment["cwd"] == assignment["workdir"]:
+        assignment["cwd"] = str(code)
+    assignment["workdir"] = str(code)

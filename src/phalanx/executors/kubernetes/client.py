@@ -1,0 +1,220 @@
+"""Requests to one API server: rate limit, repetition, pages of lists, and streams of changes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from phalanx.errors import ExecutorUnavailable
+from phalanx.executors.kubernetes.credentials import ClusterAccess
+from phalanx.kit.text import shorten
+
+Object = dict[str, Any]
+
+RATE_PER_S, BURST = 50.0, 100.0
+# The API server sends a bookmark about once a minute: a stream without one for longer is half-open.
+SILENT_S = 70.0
+_PAGE = 500
+_TRIES = 4
+_TIMEOUT_S = 20.0
+_LONGEST_WAIT_S = 10.0
+MERGE_PATCH, JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
+
+
+class KubernetesRefused(Exception):
+    """An answer of the API server that is no success: `status`, its `reason` word and its message."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message = status, reason, message
+
+
+class Expired(Exception):
+    """The version to continue from is no longer kept; only a new list tells what happened since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The objects of a list and the version of the API server that they were read at."""
+
+    items: list[Object]
+    version: str
+
+
+class TokenBucket:
+    """A limit of requests: `rate` a second, with bursts. `take` waits."""
+
+    def __init__(self, rate: float = RATE_PER_S, burst: float = BURST) -> None:
+        self._rate, self._burst = rate, burst
+        self._tokens, self._at = burst, time.monotonic()
+        self._lock = threading.Lock()
+
+    def delay_s(self, now: float) -> float:
+        """Take one request; returns how long it has to wait."""
+        with self._lock:
+            self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+            self._at = now
+            self._tokens -= 1.0
+            return max(0.0, -self._tokens / self._rate)
+
+    def take(self) -> None:
+        """Wait for the turn of one request."""
+        delay = self.delay_s(time.monotonic())
+        if delay:
+            time.sleep(delay)
+
+
+class KubernetesClient:
+    """One API server. Safe for several threads. Raises ExecutorUnavailable where an answer is unknown."""
+
+    def __init__(self, access: ClusterAccess) -> None:
+        self._access = access
+        self._bucket = TokenBucket()
+        timeout = httpx.Timeout(_TIMEOUT_S)
+        limits = httpx.Limits(max_connections=40)
+        self._http = httpx.Client(
+            base_url=access.url,
+            verify=access.context,
+            timeout=timeout,
+            limits=limits,
+            trust_env=False,
+        )
+
+    def get(self, path: str) -> Object | None:
+        """One object, read from a majority of the API's store; None where there is none."""
+        try:
+            return self.call("GET", path)
+        except KubernetesRefused as refused:
+            if refused.status == 404:
+                return None
+            raise
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        kind: str = "application/json",
+    ) -> Object:
+        """One request, repeated where the server is busy. Raises KubernetesRefused."""
+        content = None if body is None else json.dumps(body).encode()
+        for number in range(1, _TRIES + 1):
+            self._bucket.take()
+            try:
+                headers = {**self._access.headers(), "Content-Type": kind}
+                answer = self._http.request(
+                    method, path, content=content, params=query, headers=headers
+                )
+            except (httpx.HTTPError, OSError) as error:
+                # Also a write may have been done: callers repeat it by name and compare what is there.
+                raise ExecutorUnavailable(f"the Kubernetes API does not answer: {error}") from error
+            if answer.status_code == 429 or answer.status_code >= 500:
+                if number < _TRIES:
+                    time.sleep(min(_LONGEST_WAIT_S, _retry_after(answer, number)))
+                    continue
+                raise ExecutorUnavailable(f"the Kubernetes API is busy: {answer.status_code}")
+            return _read(answer)
+        raise AssertionError("unreachable")
+
+    def list(self, path: str, query: Mapping[str, str] | None = None) -> Listed:
+        """All objects of a collection, page by page; a list that expires midway begins again."""
+        for _ in range(_TRIES):
+            try:
+                return self._pages(path, dict(query or {}))
+            except KubernetesRefused as refused:
+                if refused.status != 410:
+                    raise
+        raise ExecutorUnavailable("the Kubernetes API forgets lists faster than they are read")
+
+    def _pages(self, path: str, query: dict[str, str]) -> Listed:
+        items: list[Object] = []
+        following = ""
+        while True:
+            page = {**query, "limit": str(_PAGE), **({"continue": following} if following else {})}
+            answer = self.call("GET", path, query=page)
+            for one in answer.get("items") or []:
+                one.get("metadata", {}).pop("managedFields", None)
+                items.append(one)
+            meta = answer.get("metadata") or {}
+            following = meta.get("continue") or ""
+            if not following:
+                return Listed(items, str(meta.get("resourceVersion", "")))
+
+    @contextmanager
+    def watch(
+        self, path: str, version: str, query: Mapping[str, str], timeout_s: int
+    ) -> Iterator[Iterator[Object]]:
+        """A stream of events after `version`. Raises Expired, KubernetesRefused, ExecutorUnavailable."""
+        params = {
+            **query,
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(timeout_s),
+        }
+        self._bucket.take()
+        try:
+            timeout = httpx.Timeout(_TIMEOUT_S, read=SILENT_S)
+            headers = self._access.headers()
+            with self._http.stream(
+                "GET", path, params=params, headers=headers, timeout=timeout
+            ) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    _read(answer)
+                yield _events(answer)
+        except (httpx.HTTPError, OSError) as error:
+            raise ExecutorUnavailable(f"the Kubernetes API does not answer: {error}") from error
+        except KubernetesRefused as refused:
+            if refused.status == 410:
+                raise Expired from refused
+            raise
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+
+def _events(answer: httpx.Response) -> Iterator[Object]:
+    for line in answer.iter_lines():
+        if not line.strip():
+            continue
+        event = json.loads(line)
+        if event.get("type") == "ERROR":
+            # Errors also come inside a stream that began with success.
+            said = event.get("object") or {}
+            raise KubernetesRefused(
+                int(said.get("code", 500)),
+                str(said.get("reason", "")),
+                str(said.get("message", "")),
+            )
+        yield event
+
+
+def _read(answer: httpx.Response) -> Object:
+    try:
+        body = answer.json()
+    except ValueError:
+        body = {}
+    if not isinstance(body, dict):
+        body = {}
+    if answer.is_success:
+        return body
+    said = str(body.get("message") or f"status {answer.status_code}")
+    raise KubernetesRefused(answer.status_code, str(body.get("reason", "")), shorten(said, 500))
+
+
+def _retry_after(answer: httpx.Response, number: int) -> float:
+    try:
+        return float(answer.headers["Retry-After"])
+    except (KeyError, ValueError):
+        return 0.1 * 2.0**number

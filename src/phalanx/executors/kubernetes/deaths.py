@@ -1,0 +1,193 @@
+"""What the state of a pod and of its node proves: whether its processes are gone, and why they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from phalanx.executors.kubernetes.inventory import condition
+from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
+
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+_PULL_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+_FINAL_TROUBLE = (
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "SignatureValidationFailed",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+)
+# Answers of registries that another try does not change.
+_NOT_THERE = ("not found", "denied", "unauthorized", "manifest unknown", "invalid reference")
+
+
+class PodFault(StrEnum):
+    """Why a pod ended or does not begin, where Kubernetes says it."""
+
+    IMAGE = "image"
+    CONTAINER = "container"
+    UNSCHEDULABLE = "unschedulable"
+    OUT_OF_MEMORY = "out_of_memory"
+    EVICTED = "evicted"
+    DRAINED = "drained"
+    PREEMPTED = "preempted"
+    ADMISSION = "admission"
+    NODE_LOST = "node_lost"
+    DELETED = "deleted"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class PodVerdict:
+    """`dead` is proof that nothing of the pod runs; `record` is what it left as its exit record."""
+
+    dead: bool
+    fault: PodFault | None = None
+    message: str = ""
+    record: str = ""
+
+
+def verdict(
+    pod: Mapping[str, Any],
+    node: Mapping[str, Any] | None,
+    boot_id: str,
+    pool: KubernetesPool,
+    silent_s: float,
+) -> PodVerdict:
+    """What is known of a pod that was seen; `boot_id` is that of its node when the pod was started.
+
+    `silent_s` is how long the node has been without contact while the API was there. A pod that is gone
+    from the API, or was marked as failed by a controller, proves nothing: only a kubelet, the end of the
+    machine or an administrator does.
+    """
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    deleted = bool(pod["metadata"].get("deletionTimestamp"))
+    if not spec.get("nodeName"):
+        failed = status.get("phase") == "Failed"
+        fault, said = why(pod)
+        return PodVerdict(deleted or failed, fault, said)
+    containers = status.get("containerStatuses") or []
+    ended = [(one.get("state") or {}).get("terminated") for one in containers]
+    if ended and all(ended):
+        fault, said = why(pod)
+        return PodVerdict(True, fault, said, str((ended[0] or {}).get("message") or ""))
+    never_began = not containers and status.get("phase") == "Failed" and _by_kubelet(status)
+    if never_began:
+        fault, said = why(pod)
+        return PodVerdict(True, fault, said)
+    proof = node_ended(node, boot_id, pool, silent_s)
+    if proof:
+        return PodVerdict(True, PodFault.NODE_LOST, proof)
+    return PodVerdict(False, *trouble(pod))
+
+
+def _by_kubelet(status: Mapping[str, Any]) -> bool:
+    """Whether a kubelet refused the pod: a controller that marks orphans as failed gives other reasons."""
+    refused = ("OutOf", "UnexpectedAdmissionError", "TopologyAffinityError", "NodeAffinity")
+    return str(status.get("reason", "")).startswith((*refused, "NodePorts", "NodeUnschedulable"))
+
+
+def node_ended(
+    node: Mapping[str, Any] | None, boot_id: str, pool: KubernetesPool, silent_s: float
+) -> str:
+    """Why all processes that were started on a node are gone; empty: nothing proves it."""
+    if node is None:
+        if pool.trust_node_deletion == "cloud":
+            return "the cloud has removed the node"
+    else:
+        taints = (node.get("spec") or {}).get("taints") or ()
+        if any(one.get("key") == _OUT_OF_SERVICE for one in taints):
+            return "an administrator has marked the node as out of service"
+        now = ((node.get("status") or {}).get("nodeInfo") or {}).get("bootID", "")
+        if boot_id and now and boot_id != now:
+            return "the node was started again"
+    if silent_s >= pool.fence:
+        return f"the node has had no contact with Kubernetes for {silent_s:.0f} s"
+    return ""
+
+
+def is_silent(node: Mapping[str, Any] | None) -> bool:
+    """Whether the node is gone from the API, or its kubelet has lost contact."""
+    return node is None or condition(node, "Ready").get("status") not in ("True", "False")
+
+
+def why(pod: Mapping[str, Any]) -> tuple[PodFault, str]:
+    """The reason for which a pod ended, as far as Kubernetes tells it."""
+    status = pod.get("status") or {}
+    target = condition(pod, "DisruptionTarget")
+    reason, said = str(target.get("reason", "")), str(target.get("message", ""))
+    by_reason = {
+        "EvictionByEvictionAPI": (PodFault.DRAINED, "evicted, as in a drain of its node"),
+        "DeletionByTaintManager": (PodFault.NODE_LOST, "removed because of a taint of its node"),
+        "PreemptionByScheduler": (PodFault.PREEMPTED, "preempted by the scheduler of Kubernetes"),
+        "PreemptionByKubeScheduler": (PodFault.PREEMPTED, "preempted by the scheduler"),
+        "TerminationByKubelet": (PodFault.EVICTED, "ended by the kubelet"),
+    }
+    if reason in by_reason:
+        fault, text = by_reason[reason]
+        return fault, f"the pod was {text}{': ' + said if said else ''}"
+    if status.get("reason") == "Evicted":
+        return PodFault.EVICTED, f"the kubelet evicted the pod: {status.get('message', '')}"
+    for one in status.get("containerStatuses") or ():
+        ended = (one.get("state") or {}).get("terminated") or {}
+        if ended.get("reason") == "OOMKilled":
+            return PodFault.OUT_OF_MEMORY, "the pod used more memory than its limit (OOMKilled)"
+        if ended.get("reason") == "ContainerStatusUnknown":
+            return PodFault.NODE_LOST, "the node lost the container"
+        if ended and pod["metadata"].get("deletionTimestamp"):
+            return PodFault.DELETED, "the pod was deleted"
+        if ended:
+            said = f"the container ended with code {ended.get('exitCode')}"
+            return PodFault.ENDED, f"{said}{_more(ended.get('reason'))}"
+    if status.get("phase") == "Failed":
+        said = f"{status.get('reason', '')}: {status.get('message', '')}".strip(": ")
+        return PodFault.ADMISSION, f"the node refused the pod: {said}"
+    return PodFault.DELETED, "the pod was deleted"
+
+
+def _more(reason: Any) -> str:
+    return f" ({reason})" if reason and reason not in ("Error", "Completed") else ""
+
+
+def trouble(pod: Mapping[str, Any]) -> tuple[PodFault | None, str]:
+    """What keeps a living pod from running; None: nothing, or it runs."""
+    if condition(pod, "PodScheduled").get("reason") == "Unschedulable":
+        return PodFault.UNSCHEDULABLE, str(condition(pod, "PodScheduled").get("message", ""))
+    if condition(pod, "PodScheduled").get("reason") == "SchedulingGated":
+        gates = [one.get("name") for one in (pod.get("spec") or {}).get("schedulingGates") or ()]
+        said = f"the gate {', '.join(map(str, gates))} holds the pod: another program manages it"
+        return PodFault.UNSCHEDULABLE, said
+    for one in (pod.get("status") or {}).get("containerStatuses") or ():
+        waiting = (one.get("state") or {}).get("waiting") or {}
+        reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
+        if reason in _PULL_TROUBLE or reason in _FINAL_TROUBLE[:3]:
+            return PodFault.IMAGE, f"the image cannot be pulled: {reason}: {message}"
+        if reason in _FINAL_TROUBLE:
+            return PodFault.CONTAINER, f"the container cannot be created: {reason}: {message}"
+    return None, ""
+
+
+def is_final(pod: Mapping[str, Any], pulling_s: float, pool: KubernetesPool) -> bool:
+    """Whether a pod that does not begin never will: waiting longer does not help."""
+    for one in (pod.get("status") or {}).get("containerStatuses") or ():
+        waiting = (one.get("state") or {}).get("waiting") or {}
+        reason, message = str(waiting.get("reason", "")), str(waiting.get("message", "")).lower()
+        if reason in _FINAL_TROUBLE:
+            return True
+        if reason in _PULL_TROUBLE:
+            return pulling_s >= pool.pull_within or any(word in message for word in _NOT_THERE)
+    return False
+
+
+def slowest(pods: Sequence[Mapping[str, Any]]) -> str:
+    """The sentence for a gang that is not complete: the pod that keeps it waiting, and why."""
+    for pod in pods:
+        fault, said = trouble(pod)
+        if fault is not None:
+            return f"pod {pod['metadata']['name']}: {said}"
+    waiting = [one for one in pods if not (one.get("spec") or {}).get("nodeName")]
+    names = ", ".join(str(one["metadata"]["name"]) for one in waiting[:3])
+    return f"Kubernetes has not bound pod {names} to its node" if waiting else ""

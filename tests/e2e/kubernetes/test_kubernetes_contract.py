@@ -1,0 +1,189 @@
+"""The Kubernetes executor keeps the contract of executors, on a fake API with real processes."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.contract.job import WarmStart
+from phalanx.errors import ExecutorUnavailable, LaunchError
+from phalanx.executors.kubernetes.credentials import from_kubeconfig
+from phalanx.executors.kubernetes.executor import KubernetesExecutor
+from phalanx.schemas.home import HomeLayout
+from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
+from phalanx.schemas.wire.assignments import Assignment
+from phalanx.schemas.wire.supervision import NodeReadyReport
+from phalanx.testing.control_plane import FakeControlPlane
+from phalanx.testing.executors import ExecutorContract, gang_contract, ref_of
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+
+class KubernetesRig:
+    def __init__(self, cluster, root):
+        self.cluster = cluster
+        self.home = HomeLayout(root / "home")
+        self.home.root.mkdir(mode=0o700)
+        self.pool = KubernetesPool.model_validate(
+            {
+                "name": "kube",
+                "executor": "kubernetes",
+                "kubeconfig": str(cluster.kubeconfig),
+                "image": "phalanx:test",
+                "reserve_within": "5s",
+            }
+        )
+        self.plane = FakeControlPlane()
+        self.refs = []
+        self.executors = []
+        self.executor = self.reborn()
+
+    def assignment(self, job, **changes):
+        fields = dict(changes)
+        gang = gang_contract(job, num_nodes=fields.pop("num_nodes", 1), grace_s=5.0)
+        rank = fields.pop("node_rank", 0)
+        made = Assignment(
+            gang=gang,
+            node_rank=rank,
+            node_dir=str(self.home.node_dir(job, 1, rank)),
+            workdir="/",
+            cwd="/",
+            command=["python", "-c", "pass"],
+            env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            cpus=1,
+            server_url=self.plane.url,
+            token=self.plane.token,
+            warm=WarmStart(enabled=False),
+            **fields,
+        )
+        self.refs.append(ref_of(made))
+        return made
+
+    def pod(self, ref):
+        return self.executor._notes.read(ref).name
+
+    def kill_supervisor(self, ref):
+        wait_until(lambda: self.cluster.kubelet.starts.get(self.pod(ref)))
+        self.cluster.kubelet.kill(self.pod(ref))
+
+    def num_started(self, ref):
+        wait_until(lambda: self.cluster.kubelet.starts.get(self.pod(ref)))
+        return self.cluster.kubelet.starts[self.pod(ref)]
+
+    def reborn(self):
+        made = KubernetesExecutor(
+            self.home, self.pool, from_kubeconfig(self.cluster.kubeconfig), owner="a1b2"
+        )
+        self.executors.append(made)
+        assert made.wait_ready(20)
+        wait_until(lambda: made.inventory())
+        return made
+
+    def close(self):
+        for ref in self.refs:
+            self.executor.stop(ref)
+        wait_until(lambda: not any(one.alive for one in self.executor.poll(self.refs)))
+        for one in self.executors:
+            one.close()
+        self.plane.away()
+
+
+@pytest.fixture
+def rig(cluster, tmp_path):
+    cluster.add_nodes(2)
+    rig = KubernetesRig(cluster, tmp_path)
+    yield rig
+    rig.close()
+    assert cluster.left() == []
+
+
+class TestKubernetesExecutor(ExecutorContract):
+    pass
+
+
+def start(rig, job):
+    assignment = rig.assignment(job)
+    rig.executor.start(rig.executor.inventory()[0], assignment)
+    return ref_of(assignment)
+
+
+def alive(rig, ref):
+    return rig.executor.poll([ref])[0].alive
+
+
+def test_the_exit_record_outlives_the_pod(rig):
+    ref = start(rig, 1)
+    rig.plane.wait_for(lambda: rig.plane.reports(NodeReadyReport))
+    path = f"/api/v1/namespaces/phalanx-tests/pods/{rig.pod(ref)}"
+    rig.cluster.kubelet.client.call(
+        "DELETE", path
+    )  # as kubectl does: the job's grace period applies
+    wait_until(lambda: not alive(rig, ref))
+    again = rig.reborn().poll([ref])[0]
+    assert again.exit is not None
+    assert again.exit.released
+    assert again.message == "the pod was deleted"
+
+
+def test_a_lost_node_is_no_death_and_its_restart_is(rig):
+    ref = start(rig, 1)
+    wait_until(lambda: rig.cluster.kubelet.starts)
+    rig.cluster.kubelet.lose("node-0")
+    wait_until(lambda: rig.executor.inventory()[0].closed)
+    rig.executor.stop(ref)
+    assert alive(rig, ref)
+    rig.cluster.kubelet.bring_back("node-0", restarted=True)
+    wait_until(lambda: not alive(rig, ref))
+
+
+def test_a_forced_deletion_is_no_death(rig):
+    ref = start(rig, 1)
+    wait_until(lambda: rig.cluster.kubelet.starts)
+    rig.cluster.kubelet.partition("node-0")
+    store, name = rig.cluster.api.store, rig.pod(ref)
+    store.delete("pods", "phalanx-tests", name, {"gracePeriodSeconds": 0})
+    pod = store.get("pods", "phalanx-tests", name)
+    pod["metadata"]["finalizers"] = []
+    store.update("pods", "phalanx-tests", name, pod)
+    wait_until(lambda: "removed by force" in rig.executor.poll([ref])[0].message)
+    assert alive(rig, ref)
+    rig.cluster.kubelet.bring_back("node-0", restarted=True)
+    wait_until(lambda: not alive(rig, ref))
+
+
+def test_an_outage_of_the_api_concludes_nothing(rig):
+    ref = start(rig, 1)
+    rig.cluster.api.away = True
+    rig.cluster.api.store.compact()
+
+    def unknown():
+        try:
+            rig.executor.poll([ref])
+        except ExecutorUnavailable:
+            return True
+        return False
+
+    wait_until(unknown)
+    rig.cluster.api.away = False
+    wait_until(lambda: not unknown())
+    assert alive(rig, ref)
+    assert rig.num_started(ref) == 1
+
+
+def test_a_missing_image_is_a_failed_launch_and_leaves_nothing(rig):
+    rig.cluster.kubelet.missing_images.add("phalanx:test")
+    with pytest.raises(
+        LaunchError, match="cannot be pulled: ErrImagePull: phalanx:test: not found"
+    ):
+        start(rig, 1)
+    assert rig.cluster.left() == []
+
+
+def test_a_refused_pod_is_a_failed_launch_with_the_words_of_the_cluster(rig):
+    said = "exceeded quota: gpus, requested: cpu=1, used: cpu=8, limited: cpu=8"
+    rig.cluster.api.denied["create", "pods"] = said
+    with pytest.raises(LaunchError, match="a quota of Kubernetes refuses the pods: exceeded quota"):
+        start(rig, 1)
+    assert rig.cluster.left() == []

@@ -1,0 +1,100 @@
+"""Jobs through the whole platform on a Kubernetes cluster of three nodes, and what may happen to them."""
+
+import subprocess
+
+import pytest
+import yaml
+
+from e2e.platform.harness import BIN, Platform, kill, probe_spec
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+
+class KubernetesPlatform(Platform):
+    """`phalanx up --slots 0 --pool FILE` in front of a fake API server and its kubelet."""
+
+    def __init__(self, root, cluster):
+        super().__init__(root)
+        self.cluster = cluster
+        self.file = root / "pool.yaml"
+        self.shared = root / "shared"
+        self.shared.mkdir()
+
+    def up(self):
+        pool = {
+            "name": "kube",
+            "executor": "kubernetes",
+            "kubeconfig": str(self.cluster.kubeconfig),
+            "image": "phalanx:test",
+            "checkpoints": str(self.shared),
+        }
+        self.file.write_text(yaml.safe_dump({"schema": 1, "pools": [pool]}))
+        with (self.root / "up.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [BIN / "phalanx", "up", "--slots", "0", "--pool", self.file],
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        wait_until(self._answers, "the control plane")
+        wait_until(lambda: len(self._kept_client().nodes()) == 3, "three nodes")
+
+
+@pytest.fixture
+def platform(cluster, tmp_path):
+    cluster.add_nodes(3)
+    one = KubernetesPlatform(tmp_path, cluster)
+    one.up()
+    yield one
+    one.down()
+    wait_until(lambda: cluster.left() == [], "an empty cluster")
+
+
+def on_kubernetes(out, *flags):
+    resources = {"nodes": 3, "slots_per_node": 1}
+    return probe_spec(out, *flags, resources=resources, pool="kube")
+
+
+def succeeded(platform, job):
+    view = wait_until(lambda: (v := platform.show(job)).is_terminal and v, "its end")
+    assert view.state == "succeeded", (view.failure, platform.run("logs", job, check=False).stdout)
+    return view
+
+
+def test_a_killed_rank_costs_no_pod_and_a_killed_pod_no_sample(platform, cluster, tmp_path):
+    flags = ["--epochs=5", "--samples=240", "--step-s=0.05"]
+    out = tmp_path / "hit"
+    job = platform.submit(on_kubernetes(out, *flags))
+    platform.wait_steps(5, out)
+    pods = dict(cluster.kubelet.starts)
+    assert sorted(pods.values()) == [1, 1, 1]
+    kill(platform.rank_pids(job)[1])
+    platform.wait_steps(20, out)
+    assert cluster.kubelet.starts == pods  # a new generation in the same pods
+    assert platform.show(job).attempts == 1
+    cluster.kubelet.kill(next(name for name in pods if name.endswith("n2")))
+    view = succeeded(platform, job)
+    assert view.attempts == 2
+    assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+    calm = tmp_path / "calm"
+    succeeded(platform, platform.submit(on_kubernetes(calm, *flags)))
+    assert out.read_text() == calm.read_text()
+    assert all(number == 1 for number in cluster.kubelet.starts.values())
+
+
+def test_a_lost_node_is_replaced_after_its_restart_and_a_stop_leaves_nothing(
+    platform, cluster, tmp_path
+):
+    out = tmp_path / "probe"
+    job = platform.submit(on_kubernetes(out, "--epochs=200", "--step-s=0.05"))
+    platform.wait_steps(5, out)
+    cluster.kubelet.lose("node-1")
+    cluster.kubelet.bring_back("node-1", restarted=True)
+    wait_until(lambda: platform.show(job).attempts == 2, "another attempt")
+    platform.wait_steps(30, out)
+    platform.run("stop", job, "--grace", "1s")
+    wait_until(lambda: platform.show(job).is_terminal, "its end")
+    wait_until(lambda: cluster.left() == [], "an empty cluster")
