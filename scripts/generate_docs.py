@@ -12,6 +12,7 @@ docs/reference/settings.md             from the model of the control plane's set
 docs/reference/python-library.md       from the signatures and docstrings of `phalanx.train`
 docs/reference/sdk.md                  from those of `phalanx.sdk`
 docs/reference/rest.md                 from the OpenAPI document of the control plane
+docs/reference/rest-contract.txt       what clients of the API rely on, from the same document
 docs/reference/roles.md                from the declarations of the routes
 docs/reference/metrics.md              its tables, from the instruments and the exposition
 docs/reference/environment.md          its table of a rank's variables, from `core/contract`
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import api_contract
 import api_reference
 import typer.main
 from fastapi import FastAPI
@@ -443,6 +445,16 @@ def rest_page() -> str:
     return page("REST API", intro, *api_reference.rest_page(document, table))
 
 
+def contract_page() -> str:
+    """The kept contract with what was added; unchanged where a change breaks clients."""
+    document = FastAPI(separate_input_output_schemas=False, docs_url=None, redoc_url=None)
+    add_routes(document)
+    path = REFERENCE / "rest-contract.txt"
+    before = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
+    kept = api_contract.recorded(before, api_contract.contract_of(document.openapi()))
+    return "\n".join(sorted(kept)) + "\n"
+
+
 def roles_page() -> str:
     """The table of routes and roles, from the declarations of the routes."""
     document = FastAPI(title="Phalanx", docs_url=None, redoc_url=None)
@@ -523,6 +535,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "python-library.md": library_page,
     "sdk.md": sdk_page,
     "rest.md": rest_page,
+    "rest-contract.txt": contract_page,
     "roles.md": roles_page,
     "metrics.md": metrics_page,
     "environment.md": environment_page,
