@@ -13,6 +13,7 @@ from integration.rig import Rig
 from phalanx.cli.app import app
 from phalanx.cli.verbs.cost import prices, report
 from phalanx.errors import UserError
+from phalanx.store.storage import objects
 
 pytestmark = pytest.mark.integration
 
@@ -47,6 +48,29 @@ def test_prices_are_set_listed_and_imported_once(run: Run, tmp_path: Path) -> No
     assert "1 of 2 prices are new" in run("prices", "import", str(file))
     assert "0 of 2 prices are new" in run("prices", "import", str(file))
     assert "0.000000001" in run("prices", "history")
+
+
+def test_stores_are_listed_with_what_they_keep(run: Run, rig: Rig) -> None:
+    assert "nothing was kept" in run("cost", "--by", "store")
+    words = ("prices", "set", "transfer", "0.09", "--store", "s3://a", "--direction", "read")
+    assert "the price is set" in run(*words)
+    assert all(one in run("prices") for one in ("s3://a", "read", "GB"))
+    with pytest.raises(UserError, match="direction"):
+        run("prices", "set", "storage", "1", "--direction", "read")
+    num = rig.submit()
+    rig.turn(1)
+    rig.supervisor(num).ready()
+    rig.store.transact(lambda tx: objects.keep(tx, num, "s3://a/1", rig.clock.now(), size=10**9))
+    rig.clock.advance(30 * 86_400)
+    run("prices", "set", "storage", "2", "--store", "s3://a")
+    rig.clock.advance(30 * 86_400)
+    (line,) = [one for one in run("cost", "--by", "store").splitlines() if "s3://a" in one]
+    assert line.split() == ["s3://a", "1.000", "2.000", "1.000", "0.000", "2.00"]
+    head, row = run("cost", "--by", "store", "--csv").splitlines()
+    cells = dict(zip(head.split(","), row.split(","), strict=True))
+    assert cells["storage_usd"].startswith("2.0") and cells["transfer_usd"] == ""
+    assert cells["kept_bytes"] == "1000000000"
+    assert "1.000 GB kept, 2 GB-months: 2.0000 USD" in run("cost", f"j-{num}")
 
 
 def test_advice_is_a_list_or_says_why_there_is_none(run: Run, rig: Rig) -> None:

@@ -72,10 +72,10 @@ def test_a_live_trial_keeps_its_newest_target_and_pinned_ones(rig: Rig, folder: 
     pinned = path_of(folder, 2)
     assert pin(rig, pinned)
     progress = TargetProgress()
-    target_retention_step(rig.platform, progress)
+    target_retention_step(rig.platform, progress, rig.clock.now())
     assert left(folder) == valid(rig) == [2, 5, 6]
     rig.store.transact(lambda tx: checkpoint_pins.unpin(tx, "s-1"))
-    target_retention_step(rig.platform, progress)
+    target_retention_step(rig.platform, progress, rig.clock.now())
     assert left(folder) == valid(rig) == [5, 6]
     assert not pin(rig, pinned)
 
@@ -86,9 +86,9 @@ def test_a_trial_that_is_over_keeps_what_the_spec_retains(
     uid = contract_of(rig.store.view(lambda tx: jobs.load(tx, 1)).facts).uid
     commit(rig, folder, 6, uid, why="every")
     progress = TargetProgress()
-    target_retention_step(rig.platform, progress)
+    target_retention_step(rig.platform, progress, rig.clock.now())
     monkeypatch.setattr("phalanx.core.jobs.model.Job.is_terminal", property(lambda job: True))
-    target_retention_step(rig.platform, progress)
+    target_retention_step(rig.platform, progress, rig.clock.now())
     assert (left(folder), progress.jobs) == ([6], {})
 
 
@@ -98,7 +98,7 @@ def test_another_jobs_checkpoint_and_one_never_reported_stay(rig: Rig, folder: P
     (folder / other.name / MANIFEST).write_bytes(sealed(other))
     second = checkpoints.c.path == path_of(folder, 2)
     rig.store.transact(lambda tx: tx.conn.execute(checkpoints.delete().where(second)))
-    target_retention_step(rig.platform, TargetProgress())
+    target_retention_step(rig.platform, TargetProgress(), rig.clock.now())
     assert left(folder) == [1, 2, 5]
 
 
@@ -111,9 +111,9 @@ def test_files_that_a_crash_left_are_deleted(
     with monkeypatch.context() as patch:
         patch.setattr(target_checkpoints.checkpoint, "remove", crash)
         with pytest.raises(KeyboardInterrupt):
-            target_retention_step(rig.platform, TargetProgress())
+            target_retention_step(rig.platform, TargetProgress(), rig.clock.now())
     assert (left(folder), valid(rig)) == ([1, 2, 3, 4, 5], [5])
-    target_retention_step(rig.platform, TargetProgress())
+    target_retention_step(rig.platform, TargetProgress(), rig.clock.now())
     assert left(folder) == [5]
 
 
@@ -134,6 +134,6 @@ def test_a_pin_and_a_removal_exclude_each_other(
         return gone
 
     monkeypatch.setattr(checkpoint_pins, "mark_removed", race)
-    target_retention_step(rig.platform, TargetProgress())
+    target_retention_step(rig.platform, TargetProgress(), rig.clock.now())
     assert told == [first == "pin"]
     assert Path(path).exists() == told[0] == (3 in valid(rig))

@@ -33,7 +33,7 @@ class CostCalls(Transport):
         job: int | None = None,
         limit: int = 100,
     ) -> CostReport:
-        """Slot time and money by project, user, job, study, pool, day, week, month or `label:NAME`.
+        """Slot time and money by project, user, job, study, pool, store, time or `label:NAME`.
 
         Raises UserError for another group.
         """

@@ -170,6 +170,13 @@ def mark_copy(tx: Tx, job: int, name: str, state: str, size_bytes: int, at: int)
     tx.conn.execute(checkpoints.update().where(path).values(**values))
 
 
+def paths_named(tx: Tx, job: int, name: str) -> list[str]:
+    """The paths of the valid checkpoints of a job that end with a name."""
+    here = checkpoints.c
+    path = (here.job == job) & here.path.endswith(f"/{name}", autoescape=True)
+    return list(tx.conn.execute(select(here.path).where(path, here.state == "valid")).scalars())
+
+
 def checkpoints_of(tx: Tx, job: int) -> list[CheckpointRow]:
     """Read the checkpoints of a job in the order of their reports."""
     query = select(checkpoints).where(checkpoints.c.job == job).order_by(checkpoints.c.id)

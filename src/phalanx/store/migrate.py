@@ -17,7 +17,7 @@ from phalanx.kit.text import random_hex
 from phalanx.store.engines.append_only import protect_audit_log
 from phalanx.store.tables import counters, facts, metadata
 
-HEAD = "0026"
+HEAD = "0027"
 OLDEST_USER = "0025"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 
@@ -37,6 +37,8 @@ COUNTERS = (
     "audit",
     "secret",
     "cost_folded",
+    "stored_object",
+    "storage_settled",
 )
 DATABASE_ID = "database_id"
 _OLDEST_USER = "oldest_user"

@@ -10,6 +10,9 @@ from phalanx.core.gang.placement import Node, Placement, SlotOffer
 
 NANO = 1_000_000_000
 HOUR_US = 3600 * 1_000_000
+GB = 1_000_000_000
+MONTH_US = 30 * 24 * HOUR_US
+"""The month of prices of storage: 30 days."""
 
 
 def nano_of(price: str) -> int:

@@ -8,10 +8,11 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from phalanx.core.cost.ledger import Account
-from phalanx.core.cost.totals import Totals
+from phalanx.core.cost.storage import StorageTotals
+from phalanx.core.cost.totals import Totals, usd_of
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody
 
-CostGroup = Literal["project", "user", "job", "study", "pool", "day", "week", "month"]
+CostGroup = Literal["project", "user", "job", "study", "pool", "store", "day", "week", "month"]
 """What a report adds up by; a label is given as `label:NAME`."""
 GROUPS: tuple[str, ...] = get_args(CostGroup)
 _US = 1_000_000
@@ -30,20 +31,49 @@ class AccountsView(ResponseBody):
     idle: float = 0.0
 
 
+class StorageCostView(ResponseBody):
+    """Kept checkpoints and output, and what was moved to and from object stores.
+
+    `gb_months` are gigabytes (10⁹ bytes) times months of 30 days. `kept_bytes` are those of the present, 0
+    for days, weeks and months. Money is null where nothing had a price.
+    """
+
+    kept_bytes: int = 0
+    gb_months: Decimal = Decimal(0)
+    uploaded_bytes: int = 0
+    read_bytes: int = 0
+    storage_usd: Decimal | None = None
+    transfer_usd: Decimal | None = None
+
+    @classmethod
+    def from_totals(cls, one: StorageTotals) -> Self:
+        """The view of sums of stored objects."""
+        return cls(
+            kept_bytes=one.kept_bytes,
+            gb_months=one.gb_months,
+            uploaded_bytes=one.uploaded_bytes,
+            read_bytes=one.read_bytes,
+            storage_usd=usd_of(one.storage_nano) if one.storage_nano else None,
+            transfer_usd=usd_of(one.transfer_nano) if one.transfer_nano else None,
+        )
+
+
 class CostView(ResponseBody):
     """Slot-seconds and money. `held` is the sum of all accounts but `queued`.
 
     `wasted` is what interruptions have cost: steps made again, and time lost to failures and preemptions.
-    `usd` is null where no slot had a price.
+    `usd` is the money of slots and CPU cores, null where no slot had a price. `storage` has what was kept
+    and moved; null where nothing was, and in reports by pool, study or label.
     """
 
     accounts: AccountsView = Field(default_factory=AccountsView)
     held: float = 0.0
     wasted: float = 0.0
     usd: Decimal | None = None
+    storage: StorageCostView | None = None
 
     @classmethod
-    def from_core(cls, totals: Totals) -> Self:
+    def from_core(cls, totals: Totals, storage: StorageTotals | None = None) -> Self:
         """The view of sums of the ledger."""
         accounts = {one.value: totals.slot_us.get(one, 0) / _US for one in Account}
         return cls(
@@ -51,6 +81,7 @@ class CostView(ResponseBody):
             held=totals.held_us / _US,
             wasted=totals.wasted_us / _US,
             usd=totals.usd if totals.nano_usd else None,
+            storage=StorageCostView.from_totals(storage) if storage else None,
         )
 
 

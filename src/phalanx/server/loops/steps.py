@@ -11,7 +11,7 @@ from phalanx.server.loops.runner import ServiceLoop
 from phalanx.server.settings import LoopSettings
 from phalanx.services.caches.study_cache import TRIAL_JOBS
 from phalanx.services.cost.budgets import budgets_step
-from phalanx.services.cost.report import fold_step
+from phalanx.services.cost.report import fold_step, storage_step
 from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
@@ -152,6 +152,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
     def spend(now: int) -> int | None:
         budgets_step(platform, now)
         fold_step(platform)
+        storage_step(platform, now)
         return None
 
     return (
@@ -192,7 +193,7 @@ def _retention_loops(context: Context, platform: Platform) -> tuple[ServiceLoop,
         return now if retention_step(platform, progress, now) else None
 
     def expire_targets(now: int) -> int | None:
-        return now if target_retention_step(platform, targets) else None
+        return now if target_retention_step(platform, targets, now) else None
 
     return (
         ServiceLoop("retention", expire, (), retention.tick_s, needed=False),

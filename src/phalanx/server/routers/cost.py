@@ -39,7 +39,7 @@ def get_cost(  # noqa: PLR0913
     job: _Num = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> CostReport:
-    """Slot time and money by project, user, job, study, pool, day, week, month or `label:NAME`.
+    """Slot time and money by project, user, job, study, pool, store, time or `label:NAME`.
 
     `since` and `until` are taken as whole days (UTC); the day of `until` is included.
     """

@@ -15,7 +15,10 @@ from phalanx.store.cost import prices
 from phalanx.store.cost.budgets import BUDGETS
 from phalanx.store.cost.prices import StoredPrice
 from phalanx.store.database import Tx
+from phalanx.store.storage import objects
 from phalanx.store.tenancy import audit
+
+_OF_SLOTS = (PriceKind.SLOT.value, PriceKind.CPU.value)
 
 
 def set_prices(
@@ -27,11 +30,12 @@ def set_prices(
     """
 
     def work(tx: Tx) -> list[Price]:
-        settled = prices.lock_settlements(tx)
+        ends = {False: objects.lock(tx) or None, True: prices.lock_settlements(tx)}
         known = {(one.price.key, one.price.valid_from): one.price for one in prices.every(tx)}
-        earliest = max(now, settled or 0)
         new: dict[tuple[PriceKey, int], Price] = {}
-        for one in (_price(request, earliest) for request in wanted):
+        for request in wanted:
+            settled = ends[request.kind in _OF_SLOTS]
+            one = _price(request, max(now, settled or 0))
             place = (one.key, one.valid_from)
             if known.get(place) == one:
                 continue
@@ -79,7 +83,16 @@ def _price(request: PriceRequest, earliest: int) -> Price:
     kind = PriceKind(request.kind)
     if kind is PriceKind.CPU and (request.slot_type or request.spot is not None):
         raise UserError("a price of CPU cores names a pool only", "leave slot_type and spot out")
-    key = PriceKey(kind, request.pool, request.slot_type, request.spot)
+    if kind in (PriceKind.STORAGE, PriceKind.TRANSFER):
+        if request.pool or request.slot_type or request.spot is not None:
+            raise UserError(f"a price of {kind} names a store only", "write store instead of pool")
+        key = PriceKey(kind, request.store, request.direction)
+    else:
+        key = PriceKey(kind, request.pool, request.slot_type, request.spot)
+    if (request.store and key.pool != request.store) or key.slot_type != (
+        request.direction or request.slot_type
+    ):
+        raise UserError(f"a price of {kind} names no store", "write pool instead")
     at = earliest
     if request.valid_from is not None:
         at = round(request.valid_from.timestamp() * 1_000_000)
@@ -88,6 +101,9 @@ def _price(request: PriceRequest, earliest: int) -> Price:
 
 def label_of(key: PriceKey) -> str:
     """What a price is for, such as `slot of pool gpu, type h100, spot`."""
+    if key.kind in (PriceKind.STORAGE, PriceKind.TRANSFER):
+        direction = f", {key.slot_type}" if key.slot_type else ""
+        return f"{key.kind} of {f'store {key.pool}' if key.pool else 'any store'}{direction}"
     parts = [
         f"pool {key.pool}" if key.pool else "any pool",
         f"type {key.slot_type}" if key.slot_type else "",
@@ -98,10 +114,13 @@ def label_of(key: PriceKey) -> str:
 
 def _view(one: StoredPrice) -> PriceView:
     price, key = one.price, one.price.key
+    stored = key.kind in (PriceKind.STORAGE, PriceKind.TRANSFER)
     return PriceView(
         kind=key.kind.value,
-        pool=key.pool,
-        slot_type=key.slot_type,
+        pool="" if stored else key.pool,
+        slot_type="" if stored else key.slot_type,
+        store=key.pool if stored else "",
+        direction=key.slot_type if stored else "",
         spot=key.spot,
         usd=usd_of(price.nano_usd),
         unit=UNITS[key.kind.value],

@@ -37,7 +37,7 @@ def grouped(
     """Totals by the text of a group: see `rows.sums` for what `by` may be, or `week` or `month`."""
     folded = by in _FOLDED
     column = "day" if folded else by
-    name = _FOLDED.get(by, str)
+    name = name_of_day(by)
     parts: dict[str, list[Totals]] = {}
     for found in _settled(tx, column, wanted):
         for key, one in found.items():
@@ -88,6 +88,11 @@ def totals_by_day(
     """Totals by day, counted from 1970 (UTC)."""
     found = grouped(tx, _NUMBER, wanted, live, now)
     return {int(key): one for key, one in found.items()}
+
+
+def name_of_day(by: str) -> Callable[[str], str]:
+    """Names a day, a week or a month by the number of a day; other groups keep their text."""
+    return _FOLDED.get(by, str)
 
 
 def totals_of(one: CostRow) -> Totals:

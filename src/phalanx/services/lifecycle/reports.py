@@ -20,6 +20,7 @@ from phalanx.services.lifecycle.commit import LEAVING, Note
 from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.lineage import GenerationRow, LedgerSlice
+from phalanx.store.storage import objects
 from phalanx.store.studies import trial_reports
 from phalanx.store.studies.trial_reports import Taken
 from phalanx.store.telemetry import LogSegment
@@ -180,6 +181,7 @@ def _checkpoint(inbox: Inbox, report: wire.CheckpointReport) -> None:
     values = report.model_dump(exclude={"kind", "seq", "generation", "at"})
     values["created_at"] = inbox.ours(report.at)
     if lineage.add_checkpoint(inbox.tx, inbox.key(report.generation), values):
+        objects.keep(inbox.tx, inbox.job, report.path, inbox.now)
         inbox.events.append(
             e.CheckpointCommitted(inbox.attempt, report.generation, report.step, report.path)
         )
@@ -206,12 +208,15 @@ def _store_results(inbox: Inbox) -> None:
 def _restored(inbox: Inbox, report: wire.RestoredReport) -> None:
     values = report.model_dump(exclude={"kind", "seq", "generation"}) | {"at": inbox.now}
     if lineage.add_restore(inbox.tx, inbox.key(report.generation), values):
+        if report.path is not None and "://" in report.path:
+            objects.read(inbox.tx, inbox.job, report.path, inbox.now)
         inbox.events.append(Note("restored", inbox.attempt, report.generation, values))
 
 
 def _quarantined(inbox: Inbox, report: wire.QuarantinedReport) -> None:
     key = inbox.key(report.generation)
     lineage.quarantine_checkpoint(inbox.tx, key, report.path, inbox.now)
+    objects.end(inbox.tx, inbox.job, [report.path], inbox.now)
     beginning = jobs.load(inbox.tx, inbox.job).job.progress.beginning
     left = lineage.newest_valid(inbox.tx, inbox.job, after_attempt=beginning)
     inbox.events.append(
@@ -228,11 +233,15 @@ def _quarantined(inbox: Inbox, report: wire.QuarantinedReport) -> None:
 
 def _removed(inbox: Inbox, report: wire.CheckpointRemovedReport) -> None:
     lineage.mark_checkpoint(inbox.tx, inbox.job, report.path, "removed")
+    objects.end(inbox.tx, inbox.job, [report.path], inbox.now)
 
 
 def _copy(inbox: Inbox, report: wire.CheckpointCopyReport) -> None:
     at = inbox.ours(report.at)
     lineage.mark_copy(inbox.tx, inbox.job, report.name, report.state, report.size_bytes, at)
+    if report.state == "stored":
+        for path in lineage.paths_named(inbox.tx, inbox.job, report.name):
+            objects.keep(inbox.tx, inbox.job, path, inbox.now, size=report.size_bytes)
 
 
 def _warning(inbox: Inbox, report: wire.WarningReport) -> None:

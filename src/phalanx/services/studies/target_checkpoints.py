@@ -20,6 +20,7 @@ from phalanx.services.lifecycle.assignments import checkpoint_dir, contract_of
 from phalanx.services.platform import Platform
 from phalanx.store import jobs
 from phalanx.store.database import Tx
+from phalanx.store.storage import objects
 from phalanx.store.studies import checkpoint_pins, rows, trial_reports
 
 # Limits per step of reports to read and of jobs to look at.
@@ -52,7 +53,7 @@ class _TrialJob:
     pinned: frozenset[str]
 
 
-def target_retention_step(platform: Platform, progress: TargetProgress) -> bool:
+def target_retention_step(platform: Platform, progress: TargetProgress, now: int) -> bool:
     """Look at some jobs of trials; returns whether more are left."""
     fresh = platform.store.view(
         lambda tx: trial_reports.after(tx, progress.last_report, limit=_REPORTS)
@@ -66,16 +67,16 @@ def target_retention_step(platform: Platform, progress: TargetProgress) -> bool:
     progress.todo = progress.todo or sorted(progress.jobs)
     batch, progress.todo = progress.todo[:_JOBS], progress.todo[_JOBS:]
     for num in batch:
-        _look_at(platform, progress, num)
+        _look_at(platform, progress, num, now)
     return bool(progress.todo)
 
 
-def _look_at(platform: Platform, progress: TargetProgress, num: int) -> None:
+def _look_at(platform: Platform, progress: TargetProgress, num: int, now: int) -> None:
     """Delete what one job needs no more. One that is over and has no pins is not looked at again."""
     try:
         found = platform.store.view(lambda tx: _load(platform, tx, num))
         if found is not None and found != progress.jobs[num]:
-            _delete(platform, found)
+            _delete(platform, found, now)
     except (PlatformError, OSError):
         progress.jobs[num] = None  # the folder cannot be read now
         return
@@ -100,7 +101,7 @@ def _load(platform: Platform, tx: Tx, num: int) -> _TrialJob | None:
     return _TrialJob(num, contract.uid, folder, policy.keep, is_over, named, pinned)
 
 
-def _delete(platform: Platform, job: _TrialJob) -> None:
+def _delete(platform: Platform, job: _TrialJob, now: int) -> None:
     """Mark checkpoints as removed, then delete their files; a crash between leaves the files to the next.
 
     Raises PlatformError or OSError where something cannot be read: then nothing is deleted.
@@ -116,7 +117,13 @@ def _delete(platform: Platform, job: _TrialJob) -> None:
     if not doomed or listing.unread:
         return
     checkpoint.verify(found[lineages(manifests)[0].name].path)
-    free = platform.store.transact(lambda tx: checkpoint_pins.mark_removed(tx, job.num, doomed))
+
+    def mark(tx: Tx) -> list[str]:
+        gone = checkpoint_pins.mark_removed(tx, job.num, doomed)
+        objects.end(tx, job.num, gone, now)
+        return gone
+
+    free = platform.store.transact(mark)
     for path in free:
         with contextlib.suppress(FileNotFoundError):
             checkpoint.remove(Path(path))

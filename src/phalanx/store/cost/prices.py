@@ -48,7 +48,10 @@ def _stored(row: Any) -> StoredPrice:
 
 
 def lock_settlements(tx: Tx) -> int | None:
-    """Wait for open transactions that write rows of the ledger; returns the end of the last row."""
+    """Wait for open transactions that write rows of the ledger; returns the end of the last row.
+
+    A transaction that also takes the lock of stored objects takes that one first.
+    """
     rows.lock(tx)
     here = cost_rows.c
     # No row is longer than a day: an index on its begin is enough.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,3 +91,25 @@ def test_what_was_settled_is_what_the_whole_table_says_at_the_end(
     rebuilt = PriceTable(known)
     for one, begin, end, nano in settled:
         assert rebuilt.nano_usd(one, begin, end) == nano
+
+
+def test_a_store_is_found_by_the_begin_of_its_url_and_the_longest_one_counts() -> None:
+    key = partial(PriceKey, PriceKind.STORAGE)
+    known = {"": 1, "s3://a": 20, "s3://a/b": 300, "nodes": 4}
+    table = PriceTable(Price(key(name), 0, nano) for name, nano in known.items())
+    asked = ["s3://a", "s3://a/b/c", "s3://a/bc", "s3://ab", "nodes", "logs"]
+    assert [table.find(key(one), 0) for one in asked] == [20, 300, 20, 1, 4, 1]
+
+
+def test_storage_is_priced_by_gigabyte_and_30_days_and_transfer_by_direction() -> None:
+    table = PriceTable(
+        [
+            Price(PriceKey(PriceKind.STORAGE, "s3://a"), 0, 23_000_000),
+            Price(PriceKey(PriceKind.TRANSFER, "s3://a", "read"), 0, 90_000_000),
+        ]
+    )
+    month = 30 * 86_400 * 1_000_000
+    assert table.storage_nano("s3://a", 10 * 10**9 * month, 0) == 230_000_000
+    assert table.storage_nano("nodes", 10**9 * month, 0) == 0
+    assert table.transfer_nano("s3://a/b", "read", 2 * 10**9, 0) == 180_000_000
+    assert table.transfer_nano("s3://a/b", "upload", 2 * 10**9, 0) == 0

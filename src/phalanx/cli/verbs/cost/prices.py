@@ -21,19 +21,31 @@ if TYPE_CHECKING:
     from phalanx.schemas.api.cost_prices import PriceRequest
 
 _MAX_BYTES = 1 << 20
-_FIELDS = ("kind", "pool", "slot_type", "spot", "usd", "valid_from")
+_FIELDS = ("kind", "pool", "slot_type", "spot", "store", "direction", "usd", "valid_from")
 _SPOT = {"": None, "any": None, "yes": True, "true": True, "no": False, "false": False}
 _COLUMNS: dict[str, Callable[[Any], Any]] = {
     "KIND": lambda one: one.kind,
-    "POOL": lambda one: one.pool or "any",
-    "SLOT TYPE": lambda one: one.slot_type or "any",
-    "SPOT": lambda one: "any" if one.spot is None else ("yes" if one.spot else "no"),
+    "POOL OR STORE": lambda one: one.pool or one.store or "any",
+    "SLOT TYPE": lambda one: (
+        one.slot_type or ("any" if _is_of_slots(one) else one.direction or None)
+    ),
+    "SPOT": lambda one: _spot(one),
     "USD": lambda one: f"{one.usd:f}",
     "UNIT": lambda one: one.unit,
     "FROM": lambda one: output.moment(one.valid_from),
     "SET BY": lambda one: one.set_by,
 }
 _EMPTY = "no prices; `phalanx prices set slot 2.50 --pool gpu` sets one"
+
+
+def _is_of_slots(one: Any) -> bool:
+    return one.kind in ("slot", "cpu")
+
+
+def _spot(one: Any) -> str | None:
+    if not _is_of_slots(one):
+        return None
+    return "any" if one.spot is None else ("yes" if one.spot else "no")
 
 
 def list_prices(ctx: typer.Context, json: AsJson = False) -> None:
@@ -43,7 +55,9 @@ def list_prices(ctx: typer.Context, json: AsJson = False) -> None:
 
 
 prices_app = group(
-    "prices", "Prices of slots and CPU cores: list, set, history, import.", list_prices
+    "prices",
+    "Prices of slots, CPU cores, storage and transfer: list, set, history, import.",
+    list_prices,
 )
 
 
@@ -55,15 +69,28 @@ def history(ctx: typer.Context, json: AsJson = False) -> None:
 
 
 @prices_app.command("set")
-def set_price(
+def set_price(  # noqa: PLR0913
     ctx: typer.Context,
-    kind: Annotated[Literal["slot", "cpu"], typer.Argument(help="A slot, or a CPU core.")],
-    usd: Annotated[str, typer.Argument(metavar="USD", help="US dollars an hour, such as 2.50.")],
+    kind: Annotated[
+        Literal["slot", "cpu", "storage", "transfer"],
+        typer.Argument(help="A slot, a CPU core, kept bytes, or uploaded and read bytes."),
+    ],
+    usd: Annotated[
+        str, typer.Argument(metavar="USD", help="US dollars an hour, a GB-month or a GB.")
+    ],
     pool: Annotated[str, typer.Option("--pool", help="Only in this pool; default: any.")] = "",
     slot_type: Annotated[str, typer.Option("--slot-type", help="Only slots of this type.")] = "",
     spot: Annotated[
         bool | None, typer.Option("--spot/--no-spot", help="Only spot slots, or only others.")
     ] = None,
+    store: Annotated[
+        str,
+        typer.Option("--store", help="Only this store: nodes, logs, or the begin of a URL."),
+    ] = "",
+    direction: Annotated[
+        Literal["", "upload", "read"],
+        typer.Option("--direction", help="Only uploads, or only reads; default: both."),
+    ] = "",
     begin: Annotated[
         str | None,
         typer.Option("--from", help="A day or time (UTC), such as 2026-02-01; default: now."),
@@ -71,7 +98,7 @@ def set_price(
 ) -> None:
     """Set a price from a time on. What is settled before keeps its price."""
     spot_text = {None: "", True: "yes", False: "no"}[spot]
-    given = (kind, pool, slot_type, spot_text, usd, begin or "")
+    given = (kind, pool, slot_type, spot_text, store, direction, usd, begin or "")
     request = _request("phalanx prices set", dict(zip(_FIELDS, given, strict=True)))
     with connected(ctx) as client:
         new = client.costs.set_prices([request])
@@ -85,8 +112,9 @@ def import_prices(
 ) -> None:
     """Set the prices of a CSV file, all or none; the same file again changes nothing.
 
-    Its first line names the columns: kind (slot or cpu), pool, slot_type, spot (yes or no), usd,
-    valid_from. Only kind and usd are needed; an empty cell means any, or now.
+    Its first line names the columns: kind (slot, cpu, storage or transfer), pool, slot_type, spot (yes
+    or no), store, direction (upload or read), usd, valid_from. Only kind and usd are needed; an empty
+    cell means any, or now.
     """
     session: Session = ctx.obj
     requests = _read(session.invocation.cwd / file)
@@ -130,6 +158,8 @@ def _request(place: str, row: dict[str | None, Any] | dict[str, str]) -> PriceRe
             pool=cells["pool"],
             slot_type=cells["slot_type"],
             spot=_SPOT[cells["spot"].lower()],
+            store=cells["store"],
+            direction=cells["direction"],  # type: ignore[arg-type]
             usd=Decimal(cells["usd"]),
             valid_from=_time(place, cells["valid_from"]),
         )
@@ -139,7 +169,8 @@ def _request(place: str, row: dict[str | None, Any] | dict[str, str]) -> PriceRe
         ) from None
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{place}: {first['loc'][0]}: {first['msg']}") from None
+        where = "".join(f"{one}: " for one in first["loc"][:1])
+        raise UserError(f"{place}: {where}{first['msg']}") from None
 
 
 def _time(place: str, text: str) -> datetime | None:

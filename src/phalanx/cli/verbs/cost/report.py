@@ -6,6 +6,7 @@ import csv
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         CostReport,
         CostView,
         ForecastView,
+        StorageCostView,
         UnitCostView,
     )
 
@@ -44,6 +46,11 @@ _ADVICE: dict[str, Callable[[Any], Any]] = {
     "DO": lambda one: one.action,
 }
 _HOUR = 3600.0
+_STORAGE = ("KEPT GB", "GB-MONTHS", "UPLOADED GB", "READ GB", "STORAGE USD", "TRANSFER USD")
+_CSV_STORAGE = (
+    *("kept_bytes", "gb_months", "uploaded_bytes", "read_bytes"),
+    *("storage_usd", "transfer_usd"),
+)
 # Units with the number of them that a line is for; those that are always shown.
 _UNITS = {
     "epoch": ("per epoch", 1),
@@ -63,7 +70,7 @@ def cost(  # noqa: PLR0913
     by: Annotated[
         str,
         typer.Option(
-            "--by", help="project, user, job, study, pool, day, week, month or label:NAME."
+            "--by", help="project, user, job, study, pool, store, day, week, month or label:NAME."
         ),
     ] = "project",
     since: Annotated[
@@ -156,6 +163,7 @@ def cost_facts(one: CostView) -> list[tuple[str, Any]]:
         *lines,
         ("queued", _hours(one.accounts.queued) if one.accounts.queued else None),
         ("usd", money(one)),
+        *_storage_facts(one.storage),
     ]
 
 
@@ -202,10 +210,23 @@ def bar(one: CostView) -> str:
 
 def show_report(found: CostReport) -> None:
     """Print a report as a table with a bar for each group."""
-    heads = [found.by.upper(), "SLOT-HOURS", "WASTED", "IDLE", "QUEUED", "USD", "USE"]
     groups = [(one.key or "-", one.cost) for one in found.groups]
     if len(groups) > 1:
         groups.append(("total", found.total))
+    if found.by == "store":
+        rows = ([key, *_storage_cells(one.storage)] for key, one in groups)
+        output.table(["STORE", *_STORAGE], rows, "nothing was kept in that time")
+        return
+    heads = [
+        found.by.upper(),
+        "SLOT-HOURS",
+        "WASTED",
+        "IDLE",
+        "QUEUED",
+        "USD",
+        "STORAGE USD",
+        "USE",
+    ]
     rows = ([key, *_cells(one)] for key, one in groups)
     output.table(heads, rows, "no job has used slots in that time")
     if found.forecast is not None:
@@ -231,16 +252,56 @@ def _cells(one: CostView) -> list[Any]:
     used = one.accounts
     return [
         *(_hours(one.held), _hours(one.wasted), _hours(used.idle), _hours(used.queued)),
-        *(money(one), bar(one)),
+        *(money(one), _storage_money(one.storage), bar(one)),
     ]
+
+
+def _storage_cells(one: StorageCostView | None) -> list[Any]:
+    if one is None:
+        return [None] * len(_STORAGE)
+    return [
+        *(_gigabytes(one.kept_bytes), f"{one.gb_months:.3f}"),
+        *(_gigabytes(one.uploaded_bytes), _gigabytes(one.read_bytes)),
+        *(_cents(one.storage_usd), _cents(one.transfer_usd)),
+    ]
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3f}"
+
+
+def _cents(usd: Decimal | None) -> str | None:
+    return None if usd is None else f"{usd:.2f}"
+
+
+def _storage_money(one: StorageCostView | None) -> str | None:
+    """The money of kept and moved bytes; None where neither had a price."""
+    known = [] if one is None else [one.storage_usd, one.transfer_usd]
+    found = [usd for usd in known if usd is not None]
+    return _cents(sum(found, Decimal(0))) if found else None
+
+
+def _storage_facts(one: StorageCostView | None) -> list[tuple[str, Any]]:
+    if one is None:
+        return []
+    kept = f"{_gigabytes(one.kept_bytes)} GB kept, {one.gb_months:.4g} GB-months"
+    moved = f"{_gigabytes(one.uploaded_bytes)} GB uploaded, {_gigabytes(one.read_bytes)} GB read"
+    both = ((kept, one.storage_usd), (moved, one.transfer_usd))
+    said = [text + ("" if usd is None else f": {usd:.4f} USD") for text, usd in both]
+    moves = one.uploaded_bytes or one.read_bytes
+    return [("storage", said[0]), ("transfer", said[1] if moves else None)]
 
 
 def write_csv(found: CostReport) -> None:
     """Print a report as CSV, with slot-seconds by account."""
     out = csv.writer(sys.stdout, lineterminator="\n")
     names: Sequence[str] = list(type(found.total.accounts).model_fields)
-    out.writerow([found.by, "held_slot_s", *(f"{name}_slot_s" for name in names), "usd"])
+    stored = _CSV_STORAGE
+    out.writerow([found.by, "held_slot_s", *(f"{name}_slot_s" for name in names), "usd", *stored])
     for one in found.groups:
         values = one.cost.accounts.model_dump()
-        usd = "" if one.cost.usd is None else str(one.cost.usd)
-        out.writerow([one.key, one.cost.held, *(values[name] for name in names), usd])
+        usd = "" if one.cost.usd is None else f"{one.cost.usd:f}"
+        kept = {} if one.cost.storage is None else one.cost.storage.model_dump()
+        cells = (kept.get(name) for name in stored)
+        texts = (f"{cell:f}" if isinstance(cell, Decimal) else cell for cell in cells)
+        out.writerow([one.key, one.cost.held, *(values[name] for name in names), usd, *texts])

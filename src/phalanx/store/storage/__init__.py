@@ -1,0 +1,1 @@
+"""Rows of what jobs keep in stores, and their sums by day."""
