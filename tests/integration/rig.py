@@ -28,7 +28,7 @@ from phalanx.sdk import PhalanxClient
 from phalanx.search import SamplerWorker
 from phalanx.server.app import build_context, create_app
 from phalanx.server.context import Context
-from phalanx.server.settings import Settings
+from phalanx.server.settings import ApiSettings, Settings
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_step
 from phalanx.services.lifecycle.requests import timers_step
@@ -266,7 +266,8 @@ def open_rig(
         executor=executor,
         url=URL,
         token=TOKEN,
-        settings=settings or Settings(),
+        # A live view ends after its first page: the client of tests reads whole answers.
+        settings=settings or Settings(api=ApiSettings(max_stream_s=0)),
         clock=clock,
         sampler=sampler,
     )

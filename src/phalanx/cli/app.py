@@ -110,6 +110,7 @@ for _verb, _panel in (
     (jobs.show, _LOOK),
     (why.why, _LOOK),
     (logs.logs, _LOOK),
+    (logs.events, _LOOK),
     (metrics.metrics, _LOOK),
     (metrics.report, _TRAIN),
     (diagnose.stacks, _LOOK),

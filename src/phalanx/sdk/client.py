@@ -33,6 +33,7 @@ from phalanx.schemas.api.why import WhyView
 from phalanx.sdk.accounts import AccountCalls
 from phalanx.sdk.cost import CostCalls
 from phalanx.sdk.jobs import JobCalls
+from phalanx.sdk.live import LiveCalls
 from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.secrets import SecretCalls
 from phalanx.sdk.studies import StudyCalls
@@ -43,9 +44,9 @@ from phalanx.sdk.transport import V1
 class PhalanxClient(JobCalls):
     """A client of one server, with one method for each route; those about jobs are in `JobCalls`.
 
-    Those about studies are methods of `client.studies`, those about cost of `client.costs`, those about
-    secrets of `client.secrets`, those about schedules of `client.schedules`, those
-    about job templates of `client.templates`.
+    Those that follow jobs are methods of `client.live`, those about studies of `client.studies`, those
+    about cost of `client.costs`, those about secrets of `client.secrets`, those about schedules of
+    `client.schedules`, those about job templates of `client.templates`.
 
     Args:
         url: Address of the server, such as `http://127.0.0.1:8080`.
@@ -62,6 +63,11 @@ class PhalanxClient(JobCalls):
     def studies(self) -> StudyCalls:
         """The calls about studies, on the same connection."""
         return StudyCalls(self.url, self._http)
+
+    @cached_property
+    def live(self) -> LiveCalls:
+        """The calls that follow jobs, on the same connection."""
+        return LiveCalls(self.url, self._http)
 
     @cached_property
     def costs(self) -> CostCalls:

@@ -46,10 +46,11 @@ class Threads(Enum):
 
 @dataclass(slots=True)
 class Presence:
-    """The time of the last client request, on the monotonic clock, and the requests that are open."""
+    """The time of the last client request, on the monotonic clock, and what is open."""
 
     last_seen: float
     num_open: int = 0
+    num_streams: int = 0
     #: number of open requests by token, and by whether they may change something
     of_token: Counter[tuple[str, bool]] = field(default_factory=Counter)
 
@@ -120,6 +121,8 @@ def _context(request: Request) -> Context:
 Here = Annotated[Context, Depends(_context)]
 CALLER_KEY = "phalanx.caller"
 """Where the scope of a request has its `Caller`."""
+STILL_PERMITTED_KEY = "phalanx.still_permitted"
+"""Where it has a function that returns the caller as it is now; None: it may no longer do this."""
 
 
 async def _caller(request: Request) -> Caller:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
@@ -35,7 +36,7 @@ from phalanx.schemas.api.body import ErrorView, ProblemView
 from phalanx.server.access import AccessTable, Matched, Of
 from phalanx.server.audit_trail import AuditTrail
 from phalanx.server.connections import SCOPE_KEY
-from phalanx.server.context import CALLER_KEY, Context, in_thread
+from phalanx.server.context import CALLER_KEY, STILL_PERMITTED_KEY, Context, in_thread
 from phalanx.services.platform import token_hash
 from phalanx.services.resources.credentials import caller_of, is_token
 from phalanx.store import jobs, supervisors
@@ -169,7 +170,9 @@ class Gate:
         if needed.access.needs_caller:
             caller = await self._caller(headers, pages=needed.access.session)
             scope[CALLER_KEY] = caller
-            await self._check_permission(caller, needed, f"{scope['method']} {path[:200]}")
+            said = f"{scope['method']} {path[:200]}"
+            await self._check_permission(caller, needed, said)
+            scope[STILL_PERMITTED_KEY] = partial(self._still_permitted, headers, needed, said)
         size = headers.get("content-length", "0")
         if not _SIZE.fullmatch(size):
             raise UserError("Content-Length is not a number")
@@ -224,6 +227,15 @@ class Gate:
             f"{caller.actor} may not do this: {said} needs {permission}",
             "docs/how-to/users-and-roles.md says which role has it",
         )
+
+    async def _still_permitted(self, headers: Headers, needed: Matched, said: str) -> Caller | None:
+        """The caller of a request that is being served, with its present roles; None: no longer."""
+        try:
+            caller = await self._caller(headers, pages=needed.access.session)
+            await self._check_permission(caller, needed, said)
+        except (Unauthenticated, PermissionDenied, NotFound):
+            return None
+        return caller
 
     def _place(self, of: Of, value: str) -> tuple[str, str]:
         """The project and the owner of what a path names. Raises NotFound."""

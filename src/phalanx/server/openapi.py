@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 from phalanx.core.tenancy.roles import SCOPES
 from phalanx.schemas.api.body import ErrorView
 from phalanx.server.access import AccessTable, Of
+from phalanx.server.live import routes as live
 from phalanx.server.routers import (
     accounts,
     audit,
@@ -73,6 +74,7 @@ def _routes() -> list[BaseRoute]:
     """Every route; made once, because FastAPI builds the validators of each inclusion anew (0.2 s)."""
     made = APIRouter()
     routers = (
+        live,
         jobs,
         studies,
         cost,

@@ -268,6 +268,17 @@ class ApiSettings(SettingsGroup):
         description="Names accepted in the Host header, beside the name in the server's URL.",
     )
     max_wait_s: float = Field(default=30.0, gt=0, description="Upper limit of a long poll.")
+    max_streams: int = Field(
+        default=500,
+        ge=1,
+        description="Live views (server-sent events) that are open at a time. More are answered with 429.",
+    )
+    max_stream_s: float = Field(
+        default=1800.0,
+        ge=0,
+        description="Time after which a live view ends, so that clients spread over replicas that were "
+        "started since; the client connects again. A fifth of it is subtracted at random at most.",
+    )
     max_body_bytes: int = Field(
         default=8 << 20,
         gt=0,

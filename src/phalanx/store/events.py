@@ -19,7 +19,7 @@ from phalanx.core.jobs.events import EVENT_TYPES, JobEvent
 from phalanx.errors import StoreCorrupt
 from phalanx.store.database import Tx, columns_of, read, take_numbers
 from phalanx.store.engines.many_rows import run_many
-from phalanx.store.tables import events
+from phalanx.store.tables import events, jobs
 
 EVENT_VERSION = 1
 NOTES = frozenset(
@@ -128,6 +128,30 @@ def feed(tx: Tx, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
     """All jobs' events behind a feed number, in the order of their commits."""
     query = select(events).where(events.c.feed > after).order_by(events.c.feed).limit(limit)
     return read(tx, StoredEvent, query)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedFilter:
+    """Which events of the feed are wanted; empty `jobs` or `kinds`, and `projects` None: all."""
+
+    projects: tuple[str, ...] | None = None
+    jobs: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+
+def filtered_feed(
+    tx: Tx, wanted: FeedFilter, *, after: int = 0, limit: int = 1000
+) -> list[StoredEvent]:
+    """Events behind a feed number that a filter names, in the order of their commits."""
+    query = select(events).where(events.c.feed > after)
+    if wanted.projects is not None:
+        query = query.join(jobs, jobs.c.num == events.c.job)
+        query = query.where(jobs.c.project.in_(wanted.projects))
+    if wanted.jobs:
+        query = query.where(events.c.job.in_(wanted.jobs))
+    if wanted.kinds:
+        query = query.where(events.c.kind.in_(wanted.kinds))
+    return read(tx, StoredEvent, query.order_by(events.c.feed).limit(limit))
 
 
 def jobs_behind(tx: Tx, after: int) -> list[int]:

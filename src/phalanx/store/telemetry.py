@@ -90,6 +90,11 @@ def logs_topic(job: int) -> str:
     return f"logs:{job}"
 
 
+def metrics_topic(job: int) -> str:
+    """The notification topic of new metrics of a job."""
+    return f"metrics:{job}"
+
+
 def _of_stream(job: int, key: StreamKey) -> ColumnElement[bool]:
     """The segments of one stream; `key` is (attempt, generation, rank, stream)."""
     here = log_segments.c
@@ -334,6 +339,7 @@ def add_points(
         "last_rank": max(ranks),
     }
     tx.conn.execute(metric_chunks.insert(), row)
+    tx.touched.topics.add(metrics_topic(job))
     _add_names(tx, job, {name for point in points for name in point.values})
 
 
@@ -401,6 +407,17 @@ def chunks_after(tx: Tx, after: int, *, limit: int) -> list[MetricChunk]:
     query = (
         select(metric_chunks)
         .where(metric_chunks.c.id > after)
+        .order_by(metric_chunks.c.id)
+        .limit(limit)
+    )
+    return [_chunk(row) for row in tx.conn.execute(query).mappings()]
+
+
+def chunks_of(tx: Tx, job: int, *, after: int, limit: int) -> list[MetricChunk]:
+    """Read the chunks of one job after a chunk id, in order."""
+    query = (
+        select(metric_chunks)
+        .where(metric_chunks.c.job == job, metric_chunks.c.id > after)
         .order_by(metric_chunks.c.id)
         .limit(limit)
     )

@@ -27,10 +27,12 @@ from phalanx.schemas.api.templates import SubmitTemplateRequest
 from phalanx.sdk import PhalanxClient
 from phalanx.sdk.accounts import AccountCalls
 from phalanx.sdk.cost import CostCalls
+from phalanx.sdk.live import LiveCalls
 from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.templates import TemplateCalls
 from phalanx.sdk.transport import Transport
+from phalanx.server.live import routes as live
 from phalanx.server.routers import (
     accounts,
     audit,
@@ -151,6 +153,9 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "templates.put": lambda c: c.templates.put("tune", {}, None),
     "templates.remove": lambda c: c.templates.remove("tune"),
     "templates.submit": lambda c: c.templates.submit("tune", SubmitTemplateRequest()),
+    "live.feed": lambda c: c.live.feed(project="a", jobs=[1], kinds=["submitted"], after=3),
+    "live.follow": lambda c: list(c.live.follow(jobs=[1])),
+    "live.follow_job": lambda c: list(c.live.follow_job(1, include=["logs"])),
     "costs.report": lambda c: c.costs.report("user", job=1, pool="a", limit=3),
 }
 
@@ -160,6 +165,7 @@ def routes() -> dict[tuple[str, str], set[str]]:
     """Method and path pattern of every route, with the names of its query parameters."""
     app = FastAPI()
     parts = (
+        live,
         jobs,
         telemetry,
         resources,
@@ -189,6 +195,7 @@ def routes() -> dict[tuple[str, str], set[str]]:
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server ever answers here: calls that wait for one give up at once."""
     monkeypatch.setattr("phalanx.sdk.studies.PATIENCE_S", 0.0)
+    monkeypatch.setattr("phalanx.sdk.live.PATIENCE_S", 0.0)
 
 
 def request_of(name: str) -> httpx.Request:
@@ -211,6 +218,7 @@ def test_the_table_names_every_method() -> None:
         "close",
         "costs",
         "is_healthy",
+        "live",
         "schedules",
         "secrets",
         "studies",
@@ -218,6 +226,7 @@ def test_the_table_names_every_method() -> None:
     }
     calls = {f"studies.{name}" for name in set(dir(StudyCalls)) - set(dir(Transport))}
     calls |= {f"costs.{name}" for name in set(dir(CostCalls)) - set(dir(Transport))}
+    calls |= {f"live.{name}" for name in dir(LiveCalls) if name.startswith("f")}
     calls |= {f"schedules.{name}" for name in set(dir(ScheduleCalls)) - set(dir(Transport))}
     calls |= {f"templates.{name}" for name in set(dir(TemplateCalls)) - set(dir(Transport))}
     calls |= {f"accounts.{name}" for name in set(dir(AccountCalls)) - set(dir(Transport))}

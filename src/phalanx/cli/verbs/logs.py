@@ -1,4 +1,4 @@
-"""The verb logs."""
+"""The verbs logs and events."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from phalanx.cli.terminal.options import AsJson, JobName, RoleName, one_rank
 from phalanx.errors import UserError
 
 if TYPE_CHECKING:
+    from phalanx.schemas.api.jobs import EventView
     from phalanx.schemas.api.telemetry import LogLine
 
 
@@ -69,6 +70,54 @@ def logs(  # noqa: PLR0913
             cursor = page.cursor
     if json:
         output.as_json(lines)
+
+
+def events(
+    ctx: typer.Context,
+    jobs: Annotated[
+        list[str] | None, typer.Argument(help="Only these jobs; absent: all that you may see.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue with new ones until Ctrl-C.")
+    ] = False,
+    project: Annotated[str | None, typer.Option("--project", help="Only this project.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option("--kind", help="Only this kind; may be repeated.")
+    ] = None,
+    after: Annotated[
+        int, typer.Option("--after", min=0, help="Only those behind this number of the feed.")
+    ] = 0,
+    json: AsJson = False,
+) -> None:
+    """Print the events of jobs, oldest first: one line each, with the reason of the job after it."""
+    with connected(ctx) as client:
+        nums = [one_job(client, one) for one in jobs or ()]
+        while True:
+            page = client.live.feed(project=project, jobs=nums, kinds=kind or (), after=after)
+            for one in page.events:
+                _print_event(one, json=json)
+            after = page.cursor
+            if not page.more:
+                break
+        if not follow:
+            return
+        sys.stdout.flush()
+        stream = client.live.follow(project=project, jobs=nums, kinds=kind or (), begin=str(after))
+        for message in stream:
+            _print_event(message.body, json=json)
+            sys.stdout.flush()
+
+
+def _print_event(one: EventView, *, json: bool) -> None:
+    if json:
+        print(one.model_dump_json())
+        return
+    at = one.at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    where = "" if one.attempt is None else f" a{one.attempt}"
+    text = (
+        f"{one.feed:>8}  {at}  j-{one.job}{where}  {one.kind:<18} {one.state}: {one.reason.message}"
+    )
+    output.print_line("", text.rstrip(": "), sys.stdout)
 
 
 def _stream(stream: str | None) -> Literal["out", "err"] | None:

@@ -334,6 +334,14 @@ class EventPage(ResponseBody):
     done: bool
 
 
+class FeedPage(ResponseBody):
+    """Events of many jobs. `cursor` is the `after` of the next call; `more`: another page is there."""
+
+    events: list[EventView]
+    cursor: int
+    more: bool
+
+
 class CheckpointView(ResponseBody):
     """One checkpoint. `state`: valid, quarantined, removed (by retention) or missing (not there).
 

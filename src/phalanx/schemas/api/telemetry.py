@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field
 
+from phalanx.core.contract.records import MetricPoint
 from phalanx.core.telemetry.profiles import MAX_STEPS
-from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText
+from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, at_of
 
 
 class LogGap(ResponseBody):
@@ -53,6 +55,30 @@ class LogPage(ResponseBody):
     lines: list[LogLine]
     cursor: str
     done: bool
+
+
+class LivePoint(ResponseBody):
+    """The metrics of one rank at one step, as a live view has them. Non-finite values are None."""
+
+    attempt: int
+    generation: int
+    rank: int
+    step: int
+    at: At
+    values: dict[str, float | None]
+
+    @classmethod
+    def of_point(cls, point: MetricPoint, attempt: int, generation: int) -> Self:
+        """A stored point."""
+        values = {key: one if math.isfinite(one) else None for key, one in point.values.items()}
+        return cls(
+            attempt=attempt,
+            generation=generation,
+            rank=point.rank,
+            step=point.step,
+            at=at_of(point.at),
+            values=values,
+        )
 
 
 class MetricSeries(ResponseBody):

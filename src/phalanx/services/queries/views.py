@@ -149,7 +149,7 @@ def event_page(platform: Platform, num: int, *, after: int, limit: int = 500) ->
         found = events.of_job(tx, num, after=after, limit=limit)
         cursor = found[-1].seq if found else after
         done = stored.job.is_terminal and cursor >= stored.last_seq
-        return EventPage(events=[_event(one) for one in found], cursor=cursor, done=done)
+        return EventPage(events=[event_view(one) for one in found], cursor=cursor, done=done)
 
     return platform.store.view(work)
 
@@ -160,7 +160,7 @@ def last_events(platform: Platform, num: int, count: int) -> list[EventView]:
     def work(tx: Tx) -> list[EventView]:
         last_seq = jobs.load(tx, num).last_seq
         found = events.of_job(tx, num, after=max(0, last_seq - count), limit=count)
-        return [_event(one) for one in found]
+        return [event_view(one) for one in found]
 
     return platform.store.view(work)
 
@@ -462,6 +462,7 @@ def steps_per_s(chunks: Sequence[MetricChunk]) -> float | None:
     return (last.step - first.step) / ((last.at - first.at) / 1e6)
 
 
-def _event(one: events.StoredEvent) -> EventView:
+def event_view(one: events.StoredEvent) -> EventView:
+    """An event as the API shows it."""
     reason = ReasonView(code=one.reason_code, message=one.reason_message)
     return EventView.of(one, at=at_of(one.at), reason=reason)
