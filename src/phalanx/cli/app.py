@@ -31,7 +31,7 @@ from phalanx.cli.verbs.cost.budgets import budgets_app
 from phalanx.cli.verbs.cost.estimate import estimate
 from phalanx.cli.verbs.cost.prices import prices_app
 from phalanx.cli.verbs.nodes import nodes_app
-from phalanx.cli.verbs.pools import pools_app, projects_app, scheduler_app
+from phalanx.cli.verbs.pools import pools_app, projects_app, quotas, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
 from phalanx.cli.verbs.secrets import secrets_app
 from phalanx.cli.verbs.studies.sweep import sweep_app
@@ -126,6 +126,7 @@ for _verb, _panel in (
     (logout, _PLATFORM),
     (whoami, _PLATFORM),
     (audit, _PLATFORM),
+    (quotas, _PLATFORM),
     (platform.up, _PLATFORM),
     (platform.doctor, _PLATFORM),
 ):

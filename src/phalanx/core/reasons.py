@@ -67,6 +67,8 @@ class ReasonCode(StrEnum):
     DEPENDENCY_FAILED = "dependency_failed"
     COST_BUDGET = "cost_budget"
     SECRET_UNAVAILABLE = "secret_unavailable"
+    WAITING_FOR_USER_QUOTA = "waiting_for_user_quota"
+    WAITING_FOR_TYPE_QUOTA = "waiting_for_type_quota"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from phalanx.schemas.api.pools import (
     NodeView,
     PoolView,
     ProjectView,
+    QuotaList,
     SchedulerPolicyView,
     SetPolicyRequest,
 )
@@ -168,6 +169,10 @@ class PhalanxClient(JobCalls):
     def remove_project(self, name: str) -> None:
         """Remove a project's limits. Raises NotFound, and Conflict for a parent of other projects."""
         self._delete(f"{V1}/projects/{name}")
+
+    def quotas(self, *, project: str | None = None, user: str | None = None) -> QuotaList:
+        """Quotas of projects, slot types and users with what counts against them, and their alerts."""
+        return self._get(f"{V1}/quotas", QuotaList, {"project": project, "user": user})
 
     def scheduler_policy(self) -> SchedulerPolicyView:
         """The planning policy in effect, and where it comes from."""

@@ -17,7 +17,7 @@ from phalanx.kit.text import random_hex
 from phalanx.store.engines.append_only import protect_audit_log
 from phalanx.store.tables import counters, facts, metadata
 
-HEAD = "0027"
+HEAD = "0028"
 OLDEST_USER = "0025"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 

@@ -104,6 +104,14 @@ Index(
     jobs.c.array,
 )
 
+# The jobs that have not ended, for limits on the jobs that a user submits.
+Index(
+    "ix_jobs_live_owner",
+    jobs.c.owner,
+    sqlite_where=jobs.c.ended_at.is_(None),
+    postgresql_where=jobs.c.ended_at.is_(None),
+)
+
 job_labels = Table(
     "job_labels",
     metadata,
@@ -203,6 +211,30 @@ projects = Table(
     Column("body", JSON, nullable=False),  # schemas.projects.ProjectSpec
     Column("applied_at", BigInteger, nullable=False),
     Column("applied_by", String(128), nullable=False),
+)
+
+# Quotas of users on the whole platform; those inside a project are in its body.
+user_quotas = Table(
+    "user_quotas",
+    metadata,
+    Column("name", String(128), primary_key=True),  # the user; `default`: every user
+    Column("body", JSON, nullable=False),  # schemas.pools.project_file.UserQuotaSpec
+    Column("applied_at", BigInteger, nullable=False),
+    Column("applied_by", String(128), nullable=False),
+)
+
+quota_alerts = Table(
+    "quota_alerts",
+    metadata,
+    Column("project", String(128), primary_key=True),  # empty: the whole platform
+    Column("user", String(128), primary_key=True),  # empty: all users
+    Column("slot_type", String(128), primary_key=True),  # empty: all slot types
+    Column("unit", String(16), primary_key=True),  # core.quotas.usage.QuotaUnit
+    Column("percent", Integer, primary_key=True, autoincrement=False),  # 0: a job that waits
+    Column("job", BigInteger, primary_key=True, autoincrement=False),  # 0: a share of a quota
+    Column("reached_at", BigInteger),  # NULL: it is over
+    Column("told_at", BigInteger),  # NULL: it has not lasted long enough
+    Column("message", Text, nullable=False),
 )
 
 node_marks = Table(

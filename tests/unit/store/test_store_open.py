@@ -99,7 +99,12 @@ def _plain(found: object) -> object:
     if isinstance(found, list):
         return sorted((_plain(one) for one in found), key=repr)
     if isinstance(found, dict):
-        return {key: repr(one) for key, one in found.items() if key not in ("name", "comment")} | (
+        # The condition of a partial index is an object of its own: its text counts.
+        shown = {
+            key: {name: f"{part}" for name, part in one.items()} if isinstance(one, dict) else one
+            for key, one in found.items()
+        }
+        return {key: repr(one) for key, one in shown.items() if key not in ("name", "comment")} | (
             {"column": found["name"]} if "type" in found else {}
         )
     return found

@@ -167,6 +167,40 @@ def show_project(ctx: typer.Context, project: ProjectName, json: AsJson = False)
             ("from", "a project file" if view.applied_at else "its jobs; no limits are set"),
         ]
     )
+    for one in view.quotas:
+        print(f"  {one.label}: {one.used} of {one.limit}")
+
+
+_QUOTA_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "PROJECT": lambda one: one.project or "(platform)",
+    "USER": lambda one: one.user or "all",
+    "TYPE": lambda one: one.slot_type or "any",
+    "COUNTS": lambda one: one.unit,
+    "USED": lambda one: one.used,
+    "LIMIT": lambda one: one.limit,
+    "PERCENT": lambda one: f"{one.used_percent} %",
+}
+
+
+def quotas(
+    ctx: typer.Context,
+    project: Annotated[
+        str | None, typer.Option("--project", help="Only quotas of this project.")
+    ] = None,
+    user: Annotated[str | None, typer.Option("--user", help="Only quotas of this user.")] = None,
+    json: AsJson = False,
+) -> None:
+    """List quotas of projects, slot types and users with what counts against them, and their alerts."""
+    with connected(ctx) as client:
+        found = client.quotas(project=project, user=user)
+    if json:
+        output.as_json(found)
+        return
+    none = "no quotas; `phalanx projects apply -f FILE` sets them"
+    output.listing(found.quotas, False, _QUOTA_COLUMNS, none)
+    for one in found.alerts:
+        over = " (over)" if one.over else ""
+        output.note(f"alert of {output.moment(one.at)}{over}: {one.message}")
 
 
 policy_app = typer.Typer(

@@ -83,6 +83,47 @@ class NodeView(ResponseBody):
     devices: list[DeviceView] = Field(default_factory=list)  # where the executor sees them
 
 
+QuotaUnitName = Literal["slots", "running", "submitted"]
+
+
+class QuotaView(ResponseBody):
+    """A quota and what counts against it now.
+
+    `unit`: `slots` that are held, jobs that are `running` (that hold slots), or jobs that were
+    `submitted` and have not ended. A quota without a project is of the whole platform.
+    """
+
+    project: str | None = None
+    user: str | None = None  # None: all users together
+    slot_type: str | None = None  # None: slots of every type
+    unit: QuotaUnitName
+    used: int
+    limit: int
+    used_percent: int
+    label: str
+
+
+class QuotaAlertView(ResponseBody):
+    """A quota that was used to 80 or 100 percent for ten minutes, or a job that has waited for one long."""
+
+    project: str | None = None
+    user: str | None = None
+    slot_type: str | None = None
+    unit: QuotaUnitName
+    percent: int | None = None  # None: a job that waits
+    job: int | None = None  # its number
+    at: At
+    over: bool  # whether the use has fallen below the share since
+    message: str
+
+
+class QuotaList(ResponseBody):
+    """Quotas with their use, and the alerts of the last day or of causes that last."""
+
+    quotas: list[QuotaView] = Field(default_factory=list)
+    alerts: list[QuotaAlertView] = Field(default_factory=list)
+
+
 class ProjectView(ResponseBody):
     """A project: its limits and its usage. A limit None does not limit.
 
@@ -108,6 +149,7 @@ class ProjectView(ResponseBody):
     entitled_slots: float | None = None
     average_slots: float = 0.0
     applied_at: At | None = None  # None: jobs name it, no file does
+    quotas: list[QuotaView] = Field(default_factory=list)  # where one project is shown
     spec: dict[str, Any] | None = None
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from phalanx.core.scheduling import Project
+from phalanx.core.scheduling.model.planning_input import UserQuota
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.schemas.spec.document import problems_of
 from phalanx.schemas.spec.fields import (
@@ -61,6 +62,46 @@ class RequiredLabel(Section):
         return "any value" if self.pattern is None else f"a value like {self.pattern}"
 
 
+SlotsByType = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=100)], WholeFromZero],
+    Field(max_length=MAX_ENTRIES),
+]
+"""Most slots by slot type, as in a node's `slot_type`."""
+EVERY_USER = "default"
+"""The entry of `users` that holds for every user."""
+
+
+class UserQuotaSpec(Section):
+    """What one user may hold; a key that an entry leaves out is that of `default`."""
+
+    max_slots: WholeFromZero | None = optional("The most slots that the user's jobs may hold.")
+    max_running: WholeFromOne | None = optional(
+        "Most jobs of the user that may hold slots at the same time."
+    )
+    max_submitted: WholeFromOne | None = optional(
+        "Most jobs of the user that have not ended; further ones are refused at submit."
+    )
+    max_slots_by_type: SlotsByType = Field(
+        default_factory=dict, description="The most slots of each slot type, such as `{H100: 8}`."
+    )
+
+    def to_core(self, user: str) -> UserQuota:
+        """The planner's value; `user` is empty for every user."""
+        types = tuple(sorted(self.max_slots_by_type.items()))
+        return UserQuota(user, self.max_slots, self.max_running, types, self.max_submitted)
+
+
+UserQuotas = Annotated[dict[Text, UserQuotaSpec], Field(max_length=MAX_ENTRIES)]
+"""Quotas by user; `default` holds for every user that has no entry of its own."""
+
+
+def quotas_to_core(users: Mapping[str, UserQuotaSpec]) -> tuple[UserQuota, ...]:
+    """The planner's values of an entry `users`."""
+    return tuple(
+        one.to_core("" if name == EVERY_USER else name) for name, one in sorted(users.items())
+    )
+
+
 class ProjectSpec(Section):
     """One project; absent limits do not limit."""
 
@@ -83,6 +124,14 @@ class ProjectSpec(Section):
         "Highest priority that its jobs may have."
     )
     max_running: WholeFromOne | None = optional("Most jobs that may hold slots at the same time.")
+    max_slots_by_type: SlotsByType = Field(
+        default_factory=dict,
+        description="The most slots of each slot type that it may hold, such as `{H100: 64}`.",
+    )
+    users: UserQuotas = Field(
+        default_factory=dict,
+        description="What each user may hold of the project; `default` is for every user.",
+    )
     required_labels: Annotated[dict[Name, RequiredLabel], Field(max_length=MAX_REQUIRED)] = Field(
         default_factory=dict,
         description="Labels that every job submitted from now on must have, with the allowed values.",
@@ -121,6 +170,8 @@ class ProjectSpec(Section):
             parent=self.parent or "",
             past_slots=past_slots,
             max_running=self.max_running,
+            max_slots_by_type=tuple(sorted(self.max_slots_by_type.items())),
+            users=quotas_to_core(self.users),
         )
 
 
@@ -128,9 +179,18 @@ class ProjectFile(Section):
     """The document that `phalanx projects apply -f` reads."""
 
     schema_version: Literal[1] = Field(alias="schema", description="Version of this format.")
-    projects: Annotated[list[ProjectSpec], Field(min_length=1, max_length=MAX_ENTRIES)] = Field(
-        description="The projects."
+    projects: Annotated[list[ProjectSpec], Field(max_length=MAX_ENTRIES)] = Field(
+        default_factory=list, description="The projects."
     )
+    users: UserQuotas | None = optional(
+        "What each user may hold on the whole platform; it replaces what was applied before."
+    )
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> ProjectFile:
+        if not self.projects and self.users is None:
+            raise ValueError("give projects, users or both")
+        return self
 
 
 def read_projects(data: Mapping[str, Any]) -> ProjectFile:

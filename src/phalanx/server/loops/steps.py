@@ -21,6 +21,7 @@ from phalanx.services.planning.draining import draining_step
 from phalanx.services.planning.scaling import scaling_step
 from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.services.platform import Platform
+from phalanx.services.quotas.usage import quotas_step
 from phalanx.services.schedules.fire import schedules_step
 from phalanx.services.studies.step import studies_step
 from phalanx.services.studies.suggestions import suggestions_step
@@ -153,6 +154,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         budgets_step(platform, now)
         fold_step(platform)
         storage_step(platform, now)
+        quotas_step(platform, now)
         return None
 
     return (

@@ -1,7 +1,7 @@
 """The platform and its live jobs as Prometheus text.
 
-Cardinality is bounded: live jobs only, `MAX_RANKS` ranks in all and `MAX_RANKS_OF_A_JOB` of one job; how
-many are left out is itself a gauge. The series of a job are dropped when it ends.
+Cardinality is bounded: live jobs only, `MAX_RANKS` ranks in all and `MAX_RANKS_OF_A_JOB` of one job, and
+`MAX_QUOTAS` quotas; how many are left out is itself a gauge. The series of a job are dropped when it ends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 
 from phalanx.core.jobs.model import JobState
+from phalanx.core.quotas.usage import QuotaUse
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Instrument, Kind
 from phalanx.kit.text import job_label
 from phalanx.schemas.api.pools import PoolView
@@ -26,6 +27,7 @@ from phalanx.server.observe.training import ACCURACIES, LOSSES, MAX_RANKS, JobSe
 from phalanx.services.platform import Platform
 from phalanx.services.queries import feed, views
 from phalanx.services.queries.feed import Cursors, LiveJob, Present
+from phalanx.services.quotas.usage import slot_types, uses_now
 from phalanx.services.resources import inventory
 
 _US = 1e-6
@@ -33,6 +35,8 @@ _PER_JOB = ["project", "job"]
 _PER_RANK = ["project", "job", "rank"]
 # After more pages than this, counting starts again instead of reading for minutes.
 _MAX_PAGES = 200
+MAX_QUOTAS = 500
+"""The most quotas that have series."""
 
 
 class Exposition:
@@ -52,6 +56,9 @@ class Exposition:
             self._catch_up(there)
             pools = inventory.list_pools(self._platform)
             families = [*self._platform_families(there, pools, now), *self._training(there)]
+            types = slot_types(self._platform)
+            uses = self._platform.store.view(lambda tx: uses_now(self._platform, tx, types))
+            families += _quota_families(uses)
         return generate_latest(_Families(families))
 
     # -- reading on ------------------------------------------------------------------------------
@@ -201,6 +208,21 @@ def _pool_families(pools: Sequence[PoolView]) -> Iterator[Metric]:
         slots.add_metric([one.name], one.num_slots)
         free.add_metric([one.name], one.num_free)
     yield from (slots, free)
+
+
+def _quota_families(uses: Sequence[QuotaUse]) -> Iterator[Metric]:
+    """Use and limit of the quotas, those that are used most where there are many."""
+    labels = ["project", "user", "slot_type", "unit"]
+    used = GaugeMetricFamily("phalanx_quota_used", "What counts against a quota", labels=labels)
+    limit = GaugeMetricFamily("phalanx_quota_limit", "The most that a quota allows", labels=labels)
+    for one in sorted(uses, key=lambda one: (-one.percent, one.key))[:MAX_QUOTAS]:
+        place = [one.key.project, one.key.user, one.key.slot_type, one.key.unit.value]
+        used.add_metric(place, one.used)
+        limit.add_metric(place, one.most)
+    yield from (used, limit)
+    yield GaugeMetricFamily(
+        "phalanx_quotas_not_shown", "Quotas without series", value=max(0, len(uses) - MAX_QUOTAS)
+    )
 
 
 def _family(instrument: Instrument, shown: Sequence[tuple[list[str], RankSeries]]) -> Metric:

@@ -14,6 +14,7 @@ from phalanx.schemas.api.pools import (
     NodeView,
     PoolView,
     ProjectView,
+    QuotaList,
     SchedulerPolicyView,
     SetPolicyRequest,
 )
@@ -21,6 +22,7 @@ from phalanx.server.access import Of, needs
 from phalanx.server.context import By, Here
 from phalanx.server.strict_requests import ObjectName, SearchText, StrictRoute
 from phalanx.services.planning import policy
+from phalanx.services.quotas.usage import list_quotas
 from phalanx.services.resources import inventory, pools, projects
 
 router = APIRouter(prefix="/api/v1", tags=["resources"], route_class=StrictRoute)
@@ -108,6 +110,20 @@ def delete_project(here: Here, name: ObjectName) -> Response:
     """Remove a project's limits; its jobs continue."""
     projects.remove_project(here.platform, name)
     return Response(status_code=204)
+
+
+@router.get("/quotas", openapi_extra=needs(Permission.PROJECT_READ, Of.ANY))
+def get_quotas(
+    here: Here, by: By, project: SearchText = None, user: SearchText = None
+) -> QuotaList:
+    """Quotas of projects, slot types and users with what counts against them, and their alerts."""
+    return list_quotas(
+        here.platform,
+        seen=by.projects(Permission.PROJECT_READ),
+        owner=by.principal.owner,
+        project=project,
+        user=user,
+    )
 
 
 @router.get("/scheduler/policy", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))

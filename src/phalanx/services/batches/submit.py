@@ -18,6 +18,7 @@ from phalanx.services.lifecycle.commit import commit_new_many
 from phalanx.services.lifecycle.folder_check import check_folder
 from phalanx.services.lifecycle.submit import Limits, PreparedJob, limits_now, prepare
 from phalanx.services.platform import Platform
+from phalanx.services.quotas.submitted import check_submitted
 from phalanx.services.workflow import dependencies
 from phalanx.store import jobs
 from phalanx.store.database import Tx
@@ -155,6 +156,7 @@ def store_batch(
             policy = prepared.accepted.policy
             fresh.append((Submitted(num, policy, waits_for, waits_turn=at >= most), facts))
             num += 1
+    check_submitted(platform, tx, [facts for _, facts in fresh])
     actor = actor_of(entries[0].jobs[0].request.owner)
     commit_new_many(tx, fresh, now, actor)
     return list(range(first, first + count))

@@ -21,6 +21,7 @@ def sync(cluster: ClusterIndex | None, snapshot: PlanningInput) -> ClusterIndex:
     if cluster is None or not same:
         return ClusterIndex.of(snapshot)
     cluster.projects = {project.name: project for project in snapshot.projects}
+    cluster.users = snapshot.users
     _sync_held(cluster, {held.job: held for held in snapshot.held})
     waiting = {job.num: job for job in snapshot.waiting}
     for num in [num for num in cluster.waiting if num not in waiting]:
@@ -94,5 +95,6 @@ def _alike(before: RunningJob, after: RunningJob) -> bool:
         and before.cpus_per_node == after.cpus_per_node
         and before.memory_per_node_bytes == after.memory_per_node_bytes
         and before.roles == after.roles
+        and before.user == after.user
         and (before.min_nodes, before.max_nodes) == (after.min_nodes, after.max_nodes)
     )

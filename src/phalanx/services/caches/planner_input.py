@@ -67,6 +67,7 @@ def asked(terms: JobPolicy, facts: JobFacts, submitted_at: int) -> QueuedJob:
         selector=demand.selector,
         splits=terms.splits,
         intensive=demand.intensive,
+        user=facts.owner,
     )
 
 
@@ -142,6 +143,7 @@ def held(
         memory_per_node_bytes=demand.memory_per_node_bytes,
         delayed_s=job.waited_s,
         roles=job.policy.roles,
+        user=stored.facts.owner,
         speeds=facts.speeds.get(job.num, ()) if elastic else (),
     )
 

@@ -24,16 +24,18 @@ from phalanx.core.scheduling import (
 )
 from phalanx.core.scheduling.model.durations import History
 from phalanx.core.scheduling.model.planner_state import Usage, changed_usage, past_slots
+from phalanx.core.scheduling.model.planning_input import UserQuota
 from phalanx.core.scheduling.stages.preference import Preferences
 from phalanx.errors import InvariantBroken
 from phalanx.schemas.pools.pool_file import HostDefaults, PoolSpec
-from phalanx.schemas.pools.project_file import ProjectSpec
+from phalanx.schemas.pools.project_file import ProjectSpec, UserQuotaSpec, quotas_to_core
 from phalanx.services.caches import planner_input
 from phalanx.store import events, jobs, lineage, outbox, planning, resources, supervisors
 from phalanx.store.cost import budgets
 from phalanx.store.database import Touched, Tx
 from phalanx.store.jobs import Finished, StoredJob
 from phalanx.store.planning import StoredReservation
+from phalanx.store.quotas import rows as quotas
 
 _PAGE = 5000
 # Number of finished jobs read at startup for the duration history.
@@ -158,6 +160,9 @@ class RowCache:
     _pools: tuple[object, tuple[PoolSpec, ...]] = ((), ())  # (stamps, pools)
     #: (stamps, projects by name)
     _projects: tuple[object, dict[str, ProjectSpec]] = field(default_factory=lambda: ((), {}))
+    _users: tuple[
+        UserQuota, ...
+    ] = ()  # quotas of each user on the whole platform, as of `_projects`
     _nodes: tuple[object, tuple[Node, ...]] = ((), ())  # (key, nodes with marks)
     _preferences: Preferences = field(default_factory=lambda: Preferences(()))  # on the nodes
     _layout: tuple[Node, ...] = ()  # the nodes of `_preferences`, none of them closed
@@ -210,6 +215,7 @@ class RowCache:
                 reservations=tuple(one.reservation for one in reservations.values()),
                 history=history,
                 config=policy.config,
+                users=self._users,
             )
             held = planner_input.slots_held(holding)
             return SchedulerView(
@@ -234,6 +240,11 @@ class RowCache:
             if self._queue is None:
                 self._queue = [self._queued[num] for num in sorted(self._queued)]
             return list(self._queue), holding
+
+    def quotas(self, tx: Tx) -> tuple[dict[str, ProjectSpec], tuple[UserQuota, ...]]:
+        """Projects with limits by name, and the quotas of users on the whole platform."""
+        with self._lock:
+            return self._projects_now(tx), self._users
 
     def holding(self, tx: Tx) -> list[StoredJob]:
         """Jobs that hold slots, by number, at a cost independent of the queue length."""
@@ -400,10 +411,11 @@ class RowCache:
         return {num: reason for num, (_, reason) in self._blocked.items()}
 
     def _projects_now(self, tx: Tx) -> dict[str, ProjectSpec]:
-        stamps = resources.projects.stamps(tx)
+        stamps = (resources.projects.stamps(tx), quotas.users.stamps(tx))
         if self._projects[0] != stamps:
             found = {one.name: ProjectSpec(**one.body) for one in resources.projects.now(tx)}
-            self._projects = (stamps, found)
+            users = {one.name: UserQuotaSpec(**one.body) for one in quotas.users.now(tx)}
+            self._projects, self._users = (stamps, found), quotas_to_core(users)
         return self._projects[1]
 
     def _waiting(

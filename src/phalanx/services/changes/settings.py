@@ -18,11 +18,13 @@ from phalanx.schemas.spec.document import resolved, validate_spec
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.support import check_supported
 from phalanx.services.lifecycle.admission import (
+    QuotaContext,
     facts_of,
     gang_of,
     misfits,
     missing_labels,
     over_project,
+    over_quota,
 )
 from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.lifecycle.submit import Limits, limits_now
@@ -71,7 +73,7 @@ def change(
         if not after:
             return
         _check_state(stored, after, spec, now)
-        _check_spec(spec, before, after, limits)
+        _check_spec(spec, stored.facts.owner, before, after, limits)
         event = SettingsChanged(before, after, spec.max_duration)
         facts = _facts_with(stored.facts, after, spec)
         commit_events(tx, num, [event], now, actor, known=stored, facts=facts)
@@ -128,7 +130,7 @@ def _check_state(stored: StoredJob, after: Mapping[str, Any], spec: JobSpec, now
 
 
 def _check_spec(
-    spec: JobSpec, before: Mapping[str, Any], after: Mapping[str, Any], limits: Limits
+    spec: JobSpec, owner: str, before: Mapping[str, Any], after: Mapping[str, Any], limits: Limits
 ) -> None:
     """Raise SpecInvalid for settings that a submission of the job would be refused for."""
     problems = [one for one in check_supported(spec) if one.path.split(".")[0] in after]
@@ -143,6 +145,8 @@ def _check_spec(
         found = missing_labels(spec, limits.projects)
         problems += [one for one in found if one.path.removeprefix("labels.") in touched]
     if "pool" in after:
+        quotas = QuotaContext(limits.projects, limits.users, limits.nodes)
+        problems += over_quota(spec, quotas, replace(gang, user=owner))
         problems += misfits(spec, limits.nodes, limits.empty, gang)
     if problems:
         raise SpecInvalid(problems)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from phalanx.core.gang.placement import Demand, Node
 from phalanx.core.jobs.model import JobPolicy
 from phalanx.core.scheduling import EmptyCluster, QueuedJob
 from phalanx.core.scheduling.model.entitlement import never_allowed
+from phalanx.core.scheduling.model.quotas import NarrowLimits
+from phalanx.core.scheduling.stages.reasons import holder
 from phalanx.errors import Problem
 from phalanx.kit.units import format_size
-from phalanx.schemas.pools.project_file import ProjectSpec, lineage
+from phalanx.schemas.pools.project_file import (
+    ProjectSpec,
+    UserQuotaSpec,
+    lineage,
+    quotas_to_core,
+)
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.roles import RolePlan
 from phalanx.services.caches.planner_input import asked
@@ -63,6 +70,38 @@ def over_project(spec: JobSpec, projects: Sequence[Applied], job: QueuedJob) -> 
                 f"the job needs {job.least_slots}"
             )
             problems.append(Problem("resources", said))
+    return problems
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaContext:
+    """The limits of slot types and users, and the nodes that a job could use."""
+
+    projects: Sequence[Applied]
+    users: Sequence[Applied]  # of the whole platform
+    nodes: Nodes
+
+
+def over_quota(spec: JobSpec, quotas: QuotaContext, job: QueuedJob) -> list[Problem]:
+    """Problems of a spec with the gang `job`, of its user, that can never meet a quota."""
+    tree = {one.name: ProjectSpec(**one.body).to_core() for one in quotas.projects}
+    users = {one.name: UserQuotaSpec(**one.body) for one in quotas.users}
+    limits = NarrowLimits.of(tree, quotas_to_core(users))
+    if limits is None:
+        return []
+    types = {
+        node.slot_type
+        for node in quotas.nodes
+        if (not spec.pool or node.pool in spec.pool) and node.num_slots >= job.shape.slots_per_node
+    }
+    problems = []
+    for one in limits.never_allowed(job, types):
+        kind = f"{one.slot_type} slots" if one.slot_type else "slots"
+        said = (
+            f"{holder(one, spec.project)} may hold at most {one.most} {kind}, "
+            f"the job needs {job.least_slots} slots"
+        )
+        problems.append(Problem("resources", said))
     return problems
 
 

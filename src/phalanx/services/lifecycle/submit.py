@@ -25,21 +25,25 @@ from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.support import check_supported
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.admission import (
+    QuotaContext,
     facts_of,
     gang_of,
     misfits,
     missing_labels,
     over_project,
+    over_quota,
 )
 from phalanx.services.lifecycle.commit import commit_new
 from phalanx.services.lifecycle.folder_check import check_folder
 from phalanx.services.platform import Platform
+from phalanx.services.quotas.submitted import check_submitted
 from phalanx.services.secrets.values import missing
 from phalanx.services.workflow import dependencies
 from phalanx.store import jobs, resources
 from phalanx.store.database import Tx
 from phalanx.store.idempotency import RequestKey, earlier_answer, once
 from phalanx.store.jobs import JobFacts
+from phalanx.store.quotas import rows as quotas
 from phalanx.store.resources import Applied
 
 
@@ -60,12 +64,16 @@ class Limits:
     projects: Sequence[Applied]
     nodes: Sequence[Node]
     empty: EmptyCluster  # of the nodes
+    users: Sequence[Applied] = ()  # quotas of users on the whole platform
 
 
 def limits_now(platform: Platform) -> Limits:
     """The limits at present. Raises ExecutorUnavailable."""
     nodes = platform.cluster()
-    return Limits(platform.store.view(resources.projects.now), nodes, platform.empty.of(nodes))
+    projects, users = platform.store.view(
+        lambda tx: (resources.projects.now(tx), quotas.users.now(tx))
+    )
+    return Limits(projects, nodes, platform.empty.of(nodes), users)
 
 
 def check(
@@ -91,7 +99,13 @@ def check(
         here = limits_now(platform) if limits is None else limits
         # Trials have no caller: a label that is required later must not end a study.
         labels = [] if by is None else missing_labels(spec, here.projects)
-        problems = [*labels, *over_project(spec, here.projects, gang)] or [
+        owner = request.owner if by is None else by.owner_of(request.owner)
+        most = QuotaContext(here.projects, here.users, here.nodes)
+        problems = [
+            *labels,
+            *over_project(spec, here.projects, gang),
+            *over_quota(spec, most, replace(gang, user=owner)),
+        ] or [
             *misfits(spec, here.nodes, here.empty, gang),
             *_no_secrets(spec, platform),
         ]
@@ -210,6 +224,7 @@ def store_prepared(
     request, spec = prepared.request, prepared.accepted.spec
     check_folder(tx, platform.home, spec, request)
     num = jobs.new_num(tx)
+    check_submitted(platform, tx, [prepared.facts])
     # A job that is not stored after all leaves a file that retention deletes.
     secret_files.store_own(platform.home.job_secrets_file(num), prepared.secrets)
     if actor is None:

@@ -11,13 +11,20 @@ from phalanx.core.scheduling.model.planner_state import past_slots
 from phalanx.errors import Conflict, NotFound, SpecInvalid
 from phalanx.schemas.api.body import at_or_none
 from phalanx.schemas.api.pools import ApplyResponse, ProjectView
-from phalanx.schemas.pools.project_file import ProjectSpec, check_tree, read_projects
+from phalanx.schemas.pools.project_file import (
+    ProjectSpec,
+    UserQuotaSpec,
+    check_tree,
+    read_projects,
+)
 from phalanx.services.lifecycle.commit import QUEUE
 from phalanx.services.platform import Platform
+from phalanx.services.quotas.usage import quota_views, slot_types, uses_now
 from phalanx.services.resources.inventory import change_views, suggestion
 from phalanx.store import planning, resources
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
+from phalanx.store.quotas import rows as quotas
 from phalanx.store.resources import Applied
 
 
@@ -29,6 +36,8 @@ def apply_projects(
     num_slots = sum(node.num_slots for node in platform.cluster())
 
     def work(tx: Tx) -> ApplyResponse:
+        if found.users is not None:
+            _apply_users(tx, found.users, now, actor)
         before = {one.name: ProjectSpec(**one.body) for one in resources.projects.now(tx)}
         after = {**before, **{project.name: project for project in found.projects}}
         problems = check_tree(after.values())
@@ -45,6 +54,17 @@ def apply_projects(
         )
 
     return platform.store.transact(work)
+
+
+def _apply_users(tx: Tx, users: Mapping[str, UserQuotaSpec], now: int, actor: str) -> None:
+    """Replace the quotas of users on the whole platform."""
+    before = {one.name: UserQuotaSpec(**one.body) for one in quotas.users.now(tx)}
+    for name in before.keys() - users.keys():
+        quotas.users.remove(tx, name)
+    changed = [(name, one) for name, one in users.items() if before.get(name) != one]
+    quotas.users.put(
+        tx, [Applied(name, one.model_dump(mode="json"), now, actor) for name, one in changed]
+    )
 
 
 def _too_generous(projects: Iterable[ProjectSpec], num_slots: int) -> list[str]:
@@ -119,9 +139,13 @@ def show_project(
     if name not in views:
         shown = [one for one in views if seen is None or one in seen]
         raise NotFound(f"there is no project {name}", suggestion(name, shown))
-    applied = platform.store.view(resources.projects.now)
+    types = slot_types(platform)
+    applied, uses = platform.store.view(
+        lambda tx: (resources.projects.now(tx), uses_now(platform, tx, types))
+    )
     spec = next((dict(one.body) for one in applied if one.name == name), None)
-    return views[name].model_copy(update={"spec": spec})
+    own = quota_views(uses, lambda key: key.project == name)
+    return views[name].model_copy(update={"spec": spec, "quotas": own})
 
 
 @dataclass(slots=True)

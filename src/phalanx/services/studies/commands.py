@@ -32,6 +32,7 @@ from phalanx.kit.text import study_label
 from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.lifecycle.submit import PreparedJob, limits_now, store_prepared
 from phalanx.services.platform import Platform
+from phalanx.services.quotas.submitted import over_submitted
 from phalanx.services.studies.commit import ACTOR, StudyWork, transact_studies
 from phalanx.services.studies.facts import BY_STUDY
 from phalanx.services.studies.trial_jobs import prepare_trial, source_of
@@ -203,6 +204,9 @@ def _submit(here: StudyWork, one: OpenCommand, prepared: PreparedJob | PlatformE
         gone = isinstance(prepared, CheckpointNotFound)
         outcome = e.TrialOutcome.INFRASTRUCTURE if gone else e.TrialOutcome.FAILED
         _end(here, one, outcome, str(prepared))
+        return
+    if over_submitted(here.platform, here.tx, [prepared.facts]) is not None:
+        _again(here, one)  # its owner has as many jobs as a quota allows
         return
     num = store_prepared(here.platform, here.tx, prepared, here.now, ACTOR)
     here.apply(one.study, [e.TrialSubmitted(one.trial, num)])

@@ -14,12 +14,12 @@ from phalanx.core.gang.placement import Node, RoleShape
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.index.slots import Allocation, NodeGroup, SlotIndex, pick
 from phalanx.core.scheduling.index.topology import hosts, part_request, place, request_of
-from phalanx.core.scheduling.model.entitlement import lineage
+from phalanx.core.scheduling.model.entitlement import QuotaLimit, lineage
 from phalanx.core.scheduling.model.outcome import Plan
 from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import US, QueuedJob
 from phalanx.core.scheduling.stages.entitlement import entitle
-from phalanx.core.scheduling.stages.reasons import over_limit
+from phalanx.core.scheduling.stages.reasons import holder, over_limit
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 from phalanx.kit.units import format_size
 
@@ -94,29 +94,42 @@ def _quota(cluster: ClusterIndex, decided: Plan, job: QueuedJob, now: int) -> li
     state = Pass(cluster, now)
     entitle(state)
     for start in decided.starts:
-        slots = sum(len(share.slots) for share in start.placement.shares)
-        state.ledger.use(cluster.waiting[start.job].project, slots, 1)
+        allocations = cluster.index.allocations(start.placement, 0, 0)
+        state.ledger.start(cluster.waiting[start.job], allocations)
     limit = state.ledger.over_limit(job)
     if limit is None:
         return []
     left = max(limit.most - limit.holds, 0)
+    holders = _holders(cluster, limit)
+    names = tuple(one for one in (limit.project, limit.user, limit.slot_type) if one)
     if limit.unit == "jobs":
-        text = f"{over_limit(limit, job).message}{_running(cluster, limit.project)}"
-        return [Constraint(Binding.QUOTA, text, 1, left, "jobs", (limit.project,))]
-    part = "" if limit.project == job.project else f", which {job.project} is part of,"
+        text = f"{over_limit(limit, job).message}{holders}"
+        return [Constraint(Binding.QUOTA, text, 1, left, "jobs", names)]
+    kind = f"{limit.slot_type} slots" if limit.slot_type else "slots"
     text = (
-        f"project {limit.project}{part} holds {limit.holds} of at most {limit.most} slots; "
+        f"{holder(limit, job.project)} holds {limit.holds} of at most {limit.most} {kind}; "
         f"{job.num_slots} more are {limit.holds + job.num_slots - limit.most} too many"
     )
-    return [Constraint(Binding.QUOTA, text, job.num_slots, left, "slots", (limit.project,))]
+    narrow = limit.user or limit.slot_type
+    text += f"; held by{holders[1:]}" if narrow and holders else ""
+    return [Constraint(Binding.QUOTA, text, job.num_slots, left, "slots", names)]
 
 
-def _running(cluster: ClusterIndex, project: str) -> str:
-    """Return the first running jobs of a project and its parts, after a colon."""
+def _holders(cluster: ClusterIndex, limit: QuotaLimit) -> str:
+    """Return the first running jobs that count against a limit, after a colon."""
+    nodes, num_of = cluster.index.nodes, cluster.index.num_of
     names = [
         f"j-{num}"
-        for num in sorted(cluster.held)
-        if any(one.name == project for one in lineage(cluster.projects, cluster.held[num].project))
+        for num, held in sorted(cluster.held.items())
+        if not limit.project
+        or any(one.name == limit.project for one in lineage(cluster.projects, held.project))
+        if limit.user in ("", held.user)
+        if not limit.slot_type
+        or any(
+            nodes[num_of[share.node]].slot_type == limit.slot_type
+            for share in held.placement.shares
+            if share.node in num_of
+        )
     ]
     return f": {', '.join(names[:_MANY])}" if names else ""
 

@@ -171,6 +171,7 @@ def _as_held(job: QueuedJob, now: int) -> RunningJob:
         memory_per_node_bytes=job.memory_per_node_bytes,
         speeds=job.speeds,
         roles=job.roles,
+        user=job.user,
         delayed_s=(now - job.owed_since) / US,
     )
 
@@ -192,4 +193,5 @@ def _as_waiting(held: RunningJob) -> QueuedJob:
         cpus_per_node=held.cpus_per_node,
         memory_per_node_bytes=held.memory_per_node_bytes,
         roles=held.roles,
+        user=held.user,
     )

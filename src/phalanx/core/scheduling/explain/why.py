@@ -18,9 +18,12 @@ from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.model.entitlement import lineage
 from phalanx.core.scheduling.model.outcome import Plan
 from phalanx.core.scheduling.model.planning_input import PlanningInput, QueuedJob, RunningJob
+from phalanx.core.scheduling.model.quotas import RaisedLimit
 from phalanx.core.scheduling.planner import plan_pass
 from phalanx.core.scheduling.search.ledger import OVERDUE
+from phalanx.core.scheduling.search.narrow_ledger import NarrowLedger
 from phalanx.core.scheduling.stages.entitlement import entitle
+from phalanx.core.scheduling.stages.reasons import holder
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 
@@ -323,7 +326,7 @@ def _shorter(job: QueuedJob) -> Iterator[_Idea]:
 
 
 def _quota(snapshot: PlanningInput, job: QueuedJob, now: int) -> Change | None:
-    """Raise the limits of its project and of those above by exactly what the gang needs."""
+    """Raise the limits that the gang exceeds by exactly what it needs."""
     tree = {project.name: project for project in snapshot.projects}
     state = Pass(ClusterIndex.of(snapshot), now)
     entitle(state)
@@ -338,11 +341,40 @@ def _quota(snapshot: PlanningInput, job: QueuedJob, now: int) -> Change | None:
             changed = raised.get(project.name, project)
             raised[project.name] = replace(changed, max_running=jobs)
             wishes.append(f"project {project.name} might run {jobs} jobs")
-    if not raised:
-        return None
     projects = tuple(raised.get(project.name, project) for project in snapshot.projects)
-    trial = _Trial(replace(snapshot, projects=projects), job, now)
+    changed_input = replace(snapshot, projects=projects)
+    if state.ledger.narrow is not None:
+        changed_input, more = _without_narrow_limits(changed_input, state.ledger.narrow, job)
+        wishes += more
+    if not wishes:
+        return None
+    trial = _Trial(changed_input, job, now)
     return trial.change(ChangeKind.QUOTA, f"if {' and '.join(wishes)}", job)
+
+
+def _without_narrow_limits(
+    snapshot: PlanningInput, ledger: NarrowLedger, job: QueuedJob
+) -> tuple[PlanningInput, list[str]]:
+    """Raise the limits of slot types and users that the gang exceeds; return what that is, in words."""
+    excess: dict[str, tuple[int, int]] = {}
+    ledger.claim(job, excess)
+    users, projects, wishes = snapshot.users, list(snapshot.projects), []
+    for one in ledger.limits.on(job):
+        slots, jobs = excess.get(one.key, (0, 0))
+        if not slots and not jobs:
+            continue
+        kind = f"{one.slot_type} slots" if one.slot_type else "slots"
+        most, running = (one.max_slots or 0) + slots, (one.max_running or 0) + jobs
+        name = holder(one.exceeded(0, 0), job.project)
+        wishes += [f"{name} might hold {most} {kind}"] if slots else []
+        wishes += [f"{name} might run {running} jobs"] if jobs else []
+        raised = RaisedLimit(one, most if slots else None, running if jobs else None)
+        users = raised.of_users(users) if not one.project else users
+        projects = [
+            raised.of_project(project) if project.name == one.project else project
+            for project in projects
+        ]
+    return replace(snapshot, users=users, projects=tuple(projects)), wishes
 
 
 def _reopened(snapshot: PlanningInput, job: QueuedJob, now: int) -> Change | None:

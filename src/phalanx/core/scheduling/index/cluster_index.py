@@ -23,6 +23,7 @@ from phalanx.core.scheduling.model.planning_input import (
     Project,
     QueuedJob,
     RunningJob,
+    UserQuota,
 )
 from phalanx.core.scheduling.model.urgency import kind_key
 from phalanx.errors import InvariantBroken
@@ -76,6 +77,15 @@ class EquivalenceClass:
         self.overdue_s = 0.0
         self.overdue_version = -2
 
+    def narrowed(
+        self, request: NodeRequest, request_num: int, groups: list[NodeGroup]
+    ) -> EquivalenceClass:
+        """Return the same jobs with another request of nodes, for the rest of a pass."""
+        found = EquivalenceClass(self.key, self.sample, request_num, groups, {})
+        found.sample, found.request, found.jobs = self.sample, request, self.jobs
+        found.attained_bin, found.line = self.attained_bin, self.line
+        return found
+
     def leave(self, lines: Lines) -> None:
         """Leave the line; an empty one is dropped."""
         self.line.remove(self)
@@ -114,6 +124,7 @@ def class_key(job: QueuedJob) -> tuple[object, ...]:
         job.priority,
         request_of(job),
         job.kind,
+        job.user,
         job.min_nodes,
         bin_of(job.attained_slot_s),
         None if job.remaining_s is None else bin_of(job.remaining_s),
@@ -150,6 +161,7 @@ class ClusterIndex:
         config: PlannerConfig | None = None,
     ) -> None:
         self.now = 0  # time of the last `advance`
+        self.users: tuple[UserQuota, ...] = ()  # limits of each user on the whole platform
         self._begin(nodes, projects, history, config)
 
     def _begin(
@@ -188,6 +200,7 @@ class ClusterIndex:
     def of(cls, snapshot: PlanningInput) -> ClusterIndex:
         """Build the index from a snapshot."""
         cluster = cls(snapshot.nodes, snapshot.projects, snapshot.history, snapshot.config)
+        cluster.users = snapshot.users
         cluster._fill(snapshot)
         return cluster
 
@@ -209,9 +222,8 @@ class ClusterIndex:
             tuple(self.reservations[job] for job in sorted(self.reservations)),
             self.history,
             self.config,
+            self.users,
         )
-
-    # -- the queue -------------------------------------------------------------------------------
 
     def submit(self, job: QueuedJob) -> None:
         """Add a job to the queue; a repeated call changes nothing."""
@@ -283,12 +295,16 @@ class ClusterIndex:
             found = self._groups[request] = suitable(self.index, request)
         return found
 
+    def number_of(self, request: NodeRequest) -> int:
+        """Return the number of a request."""
+        return self._requests.setdefault(request, len(self._requests))
+
     def _enqueue(self, job: QueuedJob) -> None:
         key = class_key(job)
         eq_class = self.classes.get(key)
         if eq_class is None:
             request = request_of(job)
-            number = self._requests.setdefault(request, len(self._requests))
+            number = self.number_of(request)
             eq_class = self.classes[key] = EquivalenceClass(
                 key, job, number, self.groups_for(request), self._lines
             )
@@ -312,8 +328,6 @@ class ClusterIndex:
     def _add_held_demand(self, held: RunningJob, sign: int) -> None:
         shapes = [GangShape(1, len(share.slots), 1) for share in held.placement.shares]
         self.index.demand_profile.add(shapes, held.cpus_per_node, held.memory_per_node_bytes, sign)
-
-    # -- running jobs ----------------------------------------------------------------------------
 
     def hold(self, held: RunningJob) -> None:
         """Allocate these slots to an attempt and remove its job from the queue."""
@@ -391,8 +405,7 @@ class ClusterIndex:
 
     def replace_node(self, node: Node) -> None:
         """Add or change a node (closed, opened, relabeled), which rebuilds the index."""
-        known = self.index.num_of.get(node.id)
-        nodes = list(self.index.nodes)
+        known, nodes = self.index.num_of.get(node.id), list(self.index.nodes)
         if known is None:
             nodes.append(node)
         else:
@@ -407,8 +420,6 @@ class ClusterIndex:
         before = self.snapshot()
         self._begin(nodes, before.projects, before.history, before.config)
         self._fill(before)
-
-    # -- urgency of running jobs -----------------------------------------------------------------
 
     def preemptible(self, now: int) -> dict[int, list[tuple[float, int]]]:
         """Return preemptible running jobs by priority, the least urgent first."""
@@ -450,3 +461,13 @@ def next_patience_end(cluster: ClusterIndex) -> int | None:
             return at
         heapq.heappop(cluster.patience)
     return None
+
+
+def without_types(
+    cluster: ClusterIndex, eq_class: EquivalenceClass, slot_types: tuple[str, ...]
+) -> EquivalenceClass:
+    """Return a class that does not use these slot types, except where a part of it names one."""
+    if eq_class.request.without == slot_types:
+        return eq_class
+    request = replace(eq_class.request, without=slot_types)
+    return eq_class.narrowed(request, cluster.number_of(request), cluster.groups_for(request))

@@ -34,6 +34,7 @@ class NodeRequest:
     selector: tuple[tuple[str, str], ...] = ()  # labels that every node must have
     splits: tuple[GangShape, ...] = ()  # other shapes of the same size
     intensive: bool = False  # fast links go before price
+    without: tuple[str, ...] = ()  # slot types that parts without a type of their own do not use
 
 
 def request_of(job: QueuedJob) -> NodeRequest:
@@ -102,7 +103,9 @@ def hosts(group: NodeGroup, request: NodeRequest, shape: GangShape) -> bool:
         wanted, memory_bytes = request.slot_type, request.device_memory_bytes
     return (
         group.size >= shape.slots_per_node
-        and (not wanted or group.key.slot_type == wanted)
+        and (
+            group.key.slot_type == wanted if wanted else group.key.slot_type not in request.without
+        )
         and group.key.device_memory_bytes >= memory_bytes
     )
 

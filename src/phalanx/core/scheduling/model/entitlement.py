@@ -28,14 +28,17 @@ class EntitlementTier(IntEnum):
 class QuotaLimit:
     """A limit that a request would exceed: the project holds `holds` of at most `most` `unit`.
 
-    With `kept_for` the room below the limit is kept for that job.
+    With `kept_for` the room below the limit is kept for that job. With `user` only the jobs of this user
+    count, with `slot_type` only slots of this type.
     """
 
-    project: str  # the project of the job, or one above it
+    project: str  # the project of the job, or one above it; empty: the whole platform
     unit: Literal["slots", "jobs"]  # what the limit counts
     holds: int
     most: int
     kept_for: int | None = None
+    user: str = ""
+    slot_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class QueuedJob:
     required_until: int | None = None  # end of the time for which `required` holds; None: always
     splits: tuple[GangShape, ...] = ()  # other shapes of the same size that it may start in
     intensive: bool = False  # its ranks communicate much: fast links go before price
+    user: str = ""  # user that its slots count for
     num_slots: int = field(init=False, repr=False, compare=False)
     """Slots of the whole gang at full size, all roles."""
 
@@ -106,6 +107,7 @@ class RunningJob:
     delayed_s: float = 0.0  # seconds waited before all its starts, this one included
     speeds: tuple[float, ...] = ()  # speed on 1, 2, 3… nodes if elastic; empty: not measured
     roles: tuple[GangShape, ...] = ()  # further parts; their shares come last in the placement
+    user: str = ""  # user that its slots count for
     num_slots: int = field(init=False, repr=False, compare=False)
     """Slots held now."""
 
@@ -138,22 +140,40 @@ class RunningJob:
 
 
 @dataclass(frozen=True, slots=True)
+class UserQuota:
+    """What the jobs of one user may hold together, inside a project or on the whole platform.
+
+    `user` is empty for the limits of every user. A limit that an entry of a user leaves out is that of
+    every user.
+    """
+
+    user: str = ""
+    max_slots: int | None = None
+    max_running: int | None = None
+    max_slots_by_type: tuple[tuple[str, int], ...] = ()  # by slot type
+    max_submitted: int | None = None  # jobs that have not ended; no matter of the planner
+
+
+@dataclass(frozen=True, slots=True)
 class Project:
     """The quota of a project: guaranteed slots, weight in the surplus, and limits.
 
     `max_slots` caps guarantee plus borrowing. `lend_slots` caps how much of an unused guarantee others
     may borrow (None: all of it). `past_slots` is the decayed average of what it used, `parent` another
-    project's name. `max_running` caps how many of its jobs hold slots at the same time.
+    project's name. `max_running` caps how many of its jobs hold slots at the same time. `users` limits
+    what each user may hold of it, its parts included.
     """
 
-    name: str
-    guaranteed_slots: int = 0
-    weight: float = 1.0
-    max_slots: int | None = None
-    lend_slots: int | None = None
-    parent: str = ""
-    past_slots: float = 0.0
-    max_running: int | None = None
+    name: str  # as in a job's `project`
+    guaranteed_slots: int = 0  # slots available at any time
+    weight: float = 1.0  # share of the surplus
+    max_slots: int | None = None  # most slots; None: no limit
+    lend_slots: int | None = None  # most of its unused guarantee that others use; None: all
+    parent: str = ""  # project that it is part of
+    past_slots: float = 0.0  # decayed average of its use
+    max_running: int | None = None  # most jobs that hold slots; None: no limit
+    max_slots_by_type: tuple[tuple[str, int], ...] = ()  # most slots by slot type
+    users: tuple[UserQuota, ...] = ()  # limits of each user
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +227,7 @@ class PlanningInput:
     reservations: tuple[Reservation, ...] = ()
     history: History = field(default_factory=History)
     config: PlannerConfig = PlannerConfig()
+    users: tuple[UserQuota, ...] = ()  # of each user on the whole platform
 
     def as_of(self, now: int) -> PlanningInput:
         """Return the input with every queued job as it asks at a time."""

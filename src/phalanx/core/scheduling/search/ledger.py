@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex, EquivalenceClass
+from phalanx.core.scheduling.index.slots import Allocation
 from phalanx.core.scheduling.model.entitlement import (
     EntitlementTier,
     ProjectShare,
@@ -22,7 +23,12 @@ from phalanx.core.scheduling.model.urgency import (
     base_urgency,
     expected_s,
     is_guarded,
-    kind_key,
+)
+from phalanx.core.scheduling.search.narrow_ledger import (
+    JOBS,
+    SLOTS,
+    NarrowLedger,
+    QuotaReservation,
 )
 
 _JUST_BEFORE = 1.0 + 1e-9
@@ -30,18 +36,19 @@ _JUST_BEFORE = 1.0 + 1e-9
 # Of one tier, share and priority, guarded jobs go first, then overdue gangs, then the others by urgency.
 GUARDED, OVERDUE, BY_URGENCY = range(3)
 
-SLOTS, JOBS = range(2)
-
 FairShareKey = tuple[int, tuple[int, ...]]
 Rank = tuple[int, tuple[int, ...], int, int, float, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaClaim:
-    """A job at a limit: by project, the slots and jobs that must leave before it may start."""
+    """A job at a limit: by limit, the slots and jobs that must leave before it may start.
+
+    `without` are slot types that the job does not use, because it would exceed a limit there too.
+    """
 
     excess: dict[str, tuple[int, int]]
-    outermost: str  # the widest of these projects
+    without: tuple[str, ...] = ()
 
     def is_covered(self, freed: Mapping[str, Sequence[int]]) -> bool:
         """Return whether so many slots and jobs, by project, suffice."""
@@ -51,14 +58,9 @@ class QuotaClaim:
             for got in (freed.get(name, (0, 0)),)
         )
 
-
-@dataclass(slots=True)
-class QuotaReservation:
-    """Room below a limit that is kept for one job: other jobs end by `ready_at` or fit `extra` slots."""
-
-    job: int
-    ready_at: int
-    extra: int
+    def concerns(self, charges: Sequence[tuple[str, int]]) -> bool:
+        """Return whether slots that count so count against one of the limits."""
+        return any(name in self.excess for name, _ in charges)
 
 
 @dataclass(slots=True)
@@ -76,6 +78,7 @@ class Ledger:
     used: dict[str, int]  # slots by project
     num_jobs: dict[str, int] = field(default_factory=dict)  # jobs that hold slots, by project
     shares: dict[str, ProjectShare] = field(default_factory=dict)  # by project
+    narrow: NarrowLedger | None = None  # limits of slot types and users; None: there are none
     version: int = 0  # number of changes of `used`
     #: By project: slots and jobs of victims of earlier passes.
     stopping: dict[str, list[int]] = field(default_factory=dict)
@@ -226,20 +229,25 @@ class Ledger:
         An elastic job asks for its least size unless `wanted` names the slots.
         """
         share = self.shares.get(job.project)
-        if share is None:
-            return None
         slots = job.least_slots if wanted is None else wanted
-        found = share.over_limit(self._counted(SLOTS), self._counted(JOBS), slots)
-        return self._kept_from(share, job, slots) if found is None else found
+        found = None
+        if share is not None:
+            found = share.over_limit(self._counted(SLOTS), self._counted(JOBS), slots)
+            found = self._kept_from(share, job, slots) if found is None else found
+        if found is None and self.narrow is not None:
+            found = self.narrow.over_limit(job, slots)
+        return found
 
     def left(self, job: QueuedJob | RunningJob) -> int:
         """Return the slots that the limits of its project still allow."""
         share = self.shares.get(job.project)
         left = None if share is None else share.left(self._counted(SLOTS))
         if share is None or left is None:
-            return 1 << 30
-        extra = [self.kept[one.name].extra for one in share.lineage if one.name in self.kept]
-        return max(0, min([left, *extra])) if isinstance(job, RunningJob) else left
+            left = 1 << 30
+        elif isinstance(job, RunningJob):
+            extra = [self.kept[one.name].extra for one in share.lineage if one.name in self.kept]
+            left = max(0, min([left, *extra]))
+        return left if self.narrow is None else self.narrow.left(job, left)
 
     def _counted(self, unit: int) -> Mapping[str, int]:
         """Return what counts against limits: the larger of the use now and that after jobs have left."""
@@ -258,10 +266,7 @@ class Ledger:
         """Return the limit below which the room that this job would use is kept for another one."""
         for one in share.lineage if self.kept else ():
             kept = self.kept.get(one.name)
-            if kept is None or kept.job == job.num or slots <= kept.extra:
-                continue
-            lasts_s = expected_s(job, kind_key(job), self.cluster.history)
-            if lasts_s is None or self.now + lasts_s * US > kept.ready_at:
+            if kept is not None and kept.is_closed_to(job, slots, self.cluster, self.now):
                 used = self._counted(SLOTS).get(one.name, 0)
                 return QuotaLimit(one.name, "slots", used, one.max_slots or 0, kept.job)
         return None
@@ -278,17 +283,64 @@ class Ledger:
             jobs = 0 if one.max_running is None else max(0, jobs - one.max_running)
             if slots or jobs:
                 excess[one.name] = (slots, jobs)
-        return QuotaClaim(excess, list(excess)[-1]) if excess else None
+        without = () if self.narrow is None else self.narrow.claim(job, excess)
+        return QuotaClaim(excess, without) if excess else None
 
-    def leave(self, held: RunningJob, slots: int, num_jobs: int) -> None:
-        """Count slots of a running job as those of a victim of this pass."""
+    def charges(
+        self, held: RunningJob, slots: int, shares: Sequence[Allocation] | None = None
+    ) -> list[tuple[str, int]]:
+        """Return the projects and narrow limits that slots of a running job count for, with the slots.
+
+        `shares` are these slots; None: all that it holds.
+        """
+        found = [(name, slots) for name in self.lineage(held.project)]
+        narrow = self.narrow
+        if narrow is not None:
+            types = narrow.types_in(held.placement) if shares is None else narrow.types_of(shares)
+            found += narrow.charges(held, slots, types)
+        return found
+
+    def leave(
+        self,
+        held: RunningJob,
+        slots: int,
+        num_jobs: int,
+        shares: Sequence[Allocation] | None = None,
+    ) -> None:
+        """Count slots of a running job as those of a victim of this pass; `shares` as in `charges`."""
         self.use(held.project, -slots, -num_jobs)
         self._note(self.leaving, held.project, slots, num_jobs)
+        narrow = self.narrow
+        if narrow is not None:
+            types = narrow.types_in(held.placement) if shares is None else narrow.types_of(shares)
+            narrow.use(held, -slots, -num_jobs, types)
+            narrow.note(narrow.leaving, held, slots, num_jobs, types)
 
-    def promise(self, job: QueuedJob, slots: int, sign: int = 1) -> None:
-        """Count the slots of a reservation, or with `sign` -1 no longer."""
+    def promise(self, job: QueuedJob, nodes: Sequence[str], sign: int = 1) -> None:
+        """Count the slots of a reservation of these nodes, or with `sign` -1 no longer."""
+        widths = job.widths(len(nodes))
+        slots = sum(widths)
         self.use(job.project, sign * slots, sign)
         self._note(self.promised, job.project, sign * slots, sign)
+        narrow = self.narrow
+        if narrow is not None:
+            types = narrow.types_on(list(zip(nodes, widths, strict=True)))
+            narrow.use(job, sign * slots, sign, types)
+            narrow.note(narrow.promised, job, sign * slots, sign, types)
+
+    def start(self, job: QueuedJob, allocations: Sequence[Allocation]) -> None:
+        """Count a job that starts on these slots."""
+        slots = sum(one.mask.bit_count() for one in allocations)
+        self.use(job.project, slots, 1)
+        if self.narrow is not None:
+            self.narrow.use(job, slots, 1, self.narrow.types_of(allocations))
+
+    def grow(self, held: RunningJob, allocations: Sequence[Allocation]) -> None:
+        """Count further slots of a running job."""
+        slots = sum(one.mask.bit_count() for one in allocations)
+        self.use(held.project, slots, 0)
+        if self.narrow is not None:
+            self.narrow.use(held, slots, 0, self.narrow.types_of(allocations))
 
     def note_stopping(self, held: RunningJob) -> None:
         """Count a running job as a victim of an earlier pass."""

@@ -16,7 +16,8 @@ from phalanx.core.scheduling.index.running import NEVER
 from phalanx.core.scheduling.model.planning_input import QueuedJob
 from phalanx.core.scheduling.search.candidate_set import CandidateSet, PendingGang
 from phalanx.core.scheduling.search.candidates import may_evict
-from phalanx.core.scheduling.search.ledger import JOBS, SLOTS, Ledger, QuotaClaim, QuotaReservation
+from phalanx.core.scheduling.search.ledger import Ledger, QuotaClaim
+from phalanx.core.scheduling.search.narrow_ledger import JOBS, SLOTS, QuotaReservation
 from phalanx.core.scheduling.search.openings import OpeningSearch
 from phalanx.core.scheduling.search.victim_search import VictimSearch
 from phalanx.core.scheduling.search.victims import (
@@ -49,11 +50,11 @@ def find_quota_victims(
 ) -> VictimPlan | None:
     """Return the cheapest victims within the limits of a job's project, or None if there are none."""
     job = at_least_size(search.cluster.waiting[num])
-    key = (job.project, job.priority, eq_class.request_num)
+    key = (job.project, job.user, job.priority, eq_class.request_num)
     if key in search.fruitless_at_limit:
         return None
     gang = pending(search, eq_class, job, since, overdue)
-    candidates = _candidates(search, gang, claim.outermost)
+    candidates = _candidates(search, gang, claim)
     found = None
     if claim.is_covered(_freed(search, candidates.prices)):
         found = cheapest_plan(search, eq_class, job, candidates)
@@ -68,14 +69,16 @@ def find_quota_victims(
     return VictimPlan(sum(prices), found.nodes, kept, prices)
 
 
-def _candidates(search: VictimSearch, gang: PendingGang, within: str) -> CandidateSet:
-    """Return the running jobs of a project and its parts that the gang may preempt, with prices."""
-    found, cluster = CandidateSet(), search.cluster
+def _candidates(search: VictimSearch, gang: PendingGang, claim: QuotaClaim) -> CandidateSet:
+    """Return the running jobs below the limits of a claim that the gang may preempt, with prices."""
+    found, cluster, ledger = CandidateSet(), search.cluster, search.ledger
     for _, ranked in sorted(cluster.preemptible(search.now).items()):
         for score, num in ranked:
             held = cluster.held[num]
             search.decisions.num_steps += 1
-            if num in search.decisions.leaving or within not in search.ledger.lineage(held.project):
+            if num in search.decisions.leaving:
+                continue
+            if not claim.concerns(ledger.charges(held, held.num_slots)):
                 continue
             if may_evict(search, gang, held, score):
                 found.add(cluster, num, search.price(held))
@@ -87,9 +90,9 @@ def _freed(search: VictimSearch, victims: Iterable[int]) -> dict[str, list[int]]
     freed: dict[str, list[int]] = {}
     for num in victims:
         held = search.cluster.held[num]
-        for name in search.ledger.lineage(held.project):
+        for name, slots in search.ledger.charges(held, held.num_slots):
             got = freed.setdefault(name, [0, 0])
-            got[SLOTS] += held.num_slots
+            got[SLOTS] += slots
             got[JOBS] += 1
     return freed
 
@@ -102,7 +105,7 @@ def _more(
     search: VictimSearch, claim: QuotaClaim, chosen: list[int], candidates: CandidateSet
 ) -> list[int]:
     """Return further victims until every limit is kept: the cheapest per slot, narrow limits first."""
-    ledger, held_by = search.ledger, search.cluster.held
+    held_by = search.cluster.held
     freed, more = _freed(search, chosen), list[int]()
     ranked = sorted(
         (price / max(held_by[num].num_slots, 1), num)
@@ -114,10 +117,11 @@ def _more(
             got = freed.get(name, [0, 0])
             if got[SLOTS] >= slots and got[JOBS] >= jobs:
                 break
-            if num in more or name not in ledger.lineage(held_by[num].project):
+            freed_by = _freed(search, [num])
+            if num in more or name not in freed_by:
                 continue
             more.append(num)
-            for part, amounts in _freed(search, [num]).items():
+            for part, amounts in freed_by.items():
                 known = freed.setdefault(part, [0, 0])
                 known[SLOTS] += amounts[SLOTS]
                 known[JOBS] += amounts[JOBS]
@@ -140,21 +144,26 @@ def keep_room(openings: OpeningSearch, ledger: Ledger, job: QueuedJob, overdue: 
         for one in (() if share is None else share.lineage)
         if one.max_slots is not None and one.name not in ledger.kept
     }
-    if not limits or min(limits.values()) < 0:
-        return None
     left = {name: most - ledger.used.get(name, 0) for name, most in limits.items()}
+    narrow = ledger.narrow
+    below = {} if narrow is None else narrow.room_below(job)
+    if narrow is not None:
+        left |= {key: most - narrow.used.get(key, 0) for key, most in below.items()}
+    if not left or min([*limits.values(), *below.values()]) < 0:
+        return None
     ready_at = openings.now
     for at, num in openings.ends(job if overdue else None):
         if at > ready_at and min(left.values()) >= 0:
             break
         held = openings.cluster.held[num]
         openings.decisions.num_steps += 1
-        for name in ledger.lineage(held.project):
+        for name, slots in ledger.charges(held, held.num_slots):
             if name in left and num not in openings.decisions.leaving:
-                left[name] += held.num_slots
-                ready_at = max(ready_at, at) if left[name] - held.num_slots < 0 else ready_at
+                left[name] += slots
+                ready_at = max(ready_at, at) if left[name] - slots < 0 else ready_at
     if min(left.values()) < 0:
         ready_at = NEVER
     for name, extra in left.items():
-        ledger.kept[name] = QuotaReservation(job.num, ready_at, max(extra, 0))
+        kept = ledger.kept if narrow is None or name not in below else narrow.kept
+        kept[name] = QuotaReservation(job.num, ready_at, max(extra, 0))
     return ready_at

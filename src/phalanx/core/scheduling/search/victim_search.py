@@ -46,8 +46,8 @@ class VictimSearch:
     excess_version: int = -1  # version of the ledger that `excess` reflects
     #: (project, priority, request) for which no victims were found.
     fruitless: set[tuple[str, int, int]] = field(default_factory=set)
-    #: The same for victims within the limits of a project.
-    fruitless_at_limit: set[tuple[str, int, int]] = field(default_factory=set)
+    #: (project, user, priority, request): the same for victims within limits.
+    fruitless_at_limit: set[tuple[str, str, int, int]] = field(default_factory=set)
     closed: set[int] = field(default_factory=set)  # nodes that an overdue gang is waiting for
     config: PlannerConfig = field(init=False)  # that of `cluster`
     index: SlotIndex = field(init=False)  # that of `cluster`

@@ -103,7 +103,7 @@ def shrink_for(
         for held in _elastic(state)
         if held.priority <= job.priority
         and held.preemptible
-        and (claim is None or claim.outermost in state.ledger.lineage(held.project))
+        and (claim is None or claim.concerns(state.ledger.charges(held, held.num_slots)))
         and (spare := _spare(state, held, job))
     ]
     if not givers:
@@ -144,9 +144,10 @@ def _freed(state: Pass, given: dict[int, list[Allocation]]) -> dict[str, list[in
     """Return the slots, by project, that the shares free; no job ends."""
     freed: dict[str, list[int]] = {}
     for num, shares in given.items():
-        for name in state.ledger.lineage(state.cluster.held[num].project):
+        slots = sum(share.mask.bit_count() for share in shares)
+        for name, part in state.ledger.charges(state.cluster.held[num], slots, shares):
             got = freed.setdefault(name, [0, 0])
-            got[0] += sum(share.mask.bit_count() for share in shares)
+            got[0] += part
     return freed
 
 
@@ -178,13 +179,14 @@ def _commit(
         text = f"gives {len(shares)} nodes to j-{job.num}"
         state.decisions.resize(held, Resize(num, smaller, Reason(ReasonCode.PREEMPTED, text)))
         wait_s = max(wait_s, held.save_s or 0.0)
-        state.ledger.leave(held, sum(share.mask.bit_count() for share in shares), 0)
+        slots = sum(share.mask.bit_count() for share in shares)
+        state.ledger.leave(held, slots, 0, shares)
     names = tuple(state.index.nodes[allocation.node].id for allocation in allocations)
     ready_at = state.now + int(wait_s * US)
     expires_at = ready_at + int(state.config.reservation_ttl_s * US)
     reservation = Reservation(job.num, names, ready_at, expires_at, tuple(given))
     state.reserve(reservation, job)
-    state.ledger.promise(job, sum(job.widths(len(names))))
+    state.ledger.promise(job, names)
 
 
 def _elastic(state: Pass) -> list[RunningJob]:
@@ -234,8 +236,7 @@ def _grow(state: Pass, held: RunningJob, wanted: int) -> None:
         index.take(allocation)
         allocations.append(allocation)
     larger = Placement(held.placement.pool, shares + index.placement(allocations).shares)
-    more = sum(allocation.mask.bit_count() for allocation in allocations)
-    state.ledger.use(held.project, more, 0)
+    state.ledger.grow(held, allocations)
     text = f"grows from {len(shares)} to {len(larger.shares)} nodes that no other job can use"
     state.decisions.resize(held, Resize(held.job, larger, Reason(ReasonCode.PLACED, text)))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.model.entitlement import lineage, project_shares, rolled_up
+from phalanx.core.scheduling.model.quotas import NarrowLimits
+from phalanx.core.scheduling.search.narrow_ledger import NarrowLedger
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 
@@ -17,6 +19,10 @@ def entitle(state: Pass) -> None:
         ledger.num_jobs = _num_jobs(cluster)
         demand = _demand_within_limits(cluster, ledger.num_jobs)
     ledger.shares = project_shares(cluster.projects, cluster.used, demand, capacity)
+    limits = NarrowLimits.of(cluster.projects, cluster.users)
+    if limits is not None:
+        ledger.narrow = NarrowLedger(limits, cluster, state.now)
+        ledger.narrow.count_held()
     for num in cluster.stopping if ledger.shares else ():
         ledger.note_stopping(cluster.held[num])
 

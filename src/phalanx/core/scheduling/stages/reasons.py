@@ -41,18 +41,36 @@ def coming(state: Pass, num: int) -> Reason:
 
 
 def over_limit(limit: QuotaLimit, job: QueuedJob) -> Reason:
-    """Return the reason of a job over a limit of its project or of one above."""
-    name = f"project {limit.project}"
-    if limit.project != job.project:
-        name += f", which {job.project} is part of,"
+    """Return the reason of a job over a limit of its project, of one above, of a slot type or of a user."""
+    name = holder(limit, job.project)
+    kind = f"{limit.slot_type} slots" if limit.slot_type else "slots"
     if limit.kept_for is not None:
-        text = f"the free slots of {name} are kept for j-{limit.kept_for}, which waits at its limit"
+        text = (
+            f"the free {kind} of {name} are kept for j-{limit.kept_for}, which waits at its limit"
+        )
         return Reason(ReasonCode.WAITING_BEHIND, text)
     if limit.unit == "jobs":
         text = f"{name} runs {limit.holds} jobs of at most {limit.most}"
     else:
+        suffix = f" {kind}" if limit.slot_type else ""
         text = f"needs {job.num_slots} slots; {name} holds {limit.holds} of at most {limit.most}"
-    return Reason(ReasonCode.WAITING_FOR_QUOTA, text)
+        text += suffix
+    code = ReasonCode.WAITING_FOR_QUOTA
+    if limit.user:
+        code = ReasonCode.WAITING_FOR_USER_QUOTA
+    elif limit.slot_type:
+        code = ReasonCode.WAITING_FOR_TYPE_QUOTA
+    return Reason(code, text)
+
+
+def holder(limit: QuotaLimit, project: str) -> str:
+    """Return in words what a limit limits, for a job of a project."""
+    name = f"project {limit.project}"
+    if limit.project and limit.project != project:
+        name += f", which {project} is part of,"
+    if not limit.user:
+        return name
+    return f"user {limit.user} in {name}" if limit.project else f"user {limit.user}"
 
 
 def need(job: QueuedJob) -> str:
@@ -76,7 +94,7 @@ def _blocked(state: Pass, eq_class: EquivalenceClass) -> Reason:
     if not eq_class.groups:
         return Reason(ReasonCode.UNPLACEABLE, f"{need(job)}; {_nowhere(state, job)}")
     owner = _owner_in_front(state, eq_class)
-    if owner is not None and state.cluster.class_of.get(owner) is not eq_class:
+    if owner is not None and not _is_of(state, owner, eq_class):
         gang = (
             "the overdue gang "
             if any(one.reservation.job == owner for one in _overdue(state))
@@ -150,14 +168,20 @@ def _room(state: Pass, eq_class: EquivalenceClass, pool: str) -> str:
 
 def _kept_for(state: Pass, eq_class: EquivalenceClass, pool: str) -> int:
     """Return the free slots of a pool that a reservation keeps for this very class."""
-    nodes, owner_of = state.index.nodes, state.cluster.class_of
+    nodes = state.index.nodes
     return sum(
         allocation.mask.bit_count()
         for kept in state.kept
-        if owner_of.get(kept.reservation.job) is eq_class
+        if _is_of(state, kept.reservation.job, eq_class)
         for allocation in kept.allocations
         if nodes[allocation.node].pool == pool
     )
+
+
+def _is_of(state: Pass, num: int, eq_class: EquivalenceClass) -> bool:
+    """Return whether a job is of this class, narrowed or not: both share their jobs."""
+    own = state.cluster.class_of.get(num)
+    return own is not None and own.jobs is eq_class.jobs
 
 
 def _short(names: tuple[str, ...]) -> str:

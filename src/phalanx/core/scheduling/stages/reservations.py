@@ -6,7 +6,7 @@ from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
 from phalanx.core.scheduling.index.running import NEVER
 from phalanx.core.scheduling.index.topology import num_leaves, place_on
 from phalanx.core.scheduling.model.planner_state import Reservation
-from phalanx.core.scheduling.model.planning_input import US
+from phalanx.core.scheduling.model.planning_input import US, QueuedJob
 from phalanx.core.scheduling.model.urgency import is_guarded
 from phalanx.core.scheduling.search.quota import keep_room
 from phalanx.core.scheduling.stages.queue import QueueHead, Verdict
@@ -22,7 +22,7 @@ def honour(state: Pass) -> None:
         if eq_class is None or state.now >= reservation.expires_at or _is_void(state, reservation):
             continue
         valid.append((reservation, eq_class))
-        state.ledger.promise(cluster.waiting[num], _num_slots(state, reservation))
+        state.ledger.promise(cluster.waiting[num], reservation.nodes)
     open_ = []
     for reservation, eq_class in valid:
         if not _start_inside(state, reservation, eq_class):
@@ -31,20 +31,14 @@ def honour(state: Pass) -> None:
     # Only now that every reservation is closed may an owner start elsewhere, outside the others.
     for num, eq_class, kept in open_:
         reservation, job = kept.reservation, cluster.waiting[num]
-        slots = _num_slots(state, reservation)
         state.release(kept)
         state.kept.remove(kept)
-        state.ledger.promise(job, slots, -1)
+        state.ledger.promise(job, reservation.nodes, -1)
         if state.ledger.over_limit(job) is None and state.try_start(eq_class, num):
             continue
-        state.ledger.promise(job, slots)
+        state.ledger.promise(job, reservation.nodes)
         state.hold_back(reservation, *eq_class.sample.widths(len(reservation.nodes)))
         state.decisions.reservations.append(reservation)
-
-
-def _num_slots(state: Pass, reservation: Reservation) -> int:
-    """Return the slots of a reservation."""
-    return sum(state.cluster.waiting[reservation.job].widths(len(reservation.nodes)))
 
 
 def _is_void(state: Pass, reservation: Reservation) -> bool:
@@ -62,14 +56,25 @@ def _start_inside(state: Pass, reservation: Reservation, eq_class: EquivalenceCl
     if job.shape.nodes + sum(role.nodes for role in job.roles) != len(reservation.nodes):
         return False
     nodes = [index.num_of[name] for name in reservation.nodes]
-    state.ledger.promise(job, job.num_slots, -1)
-    if state.ledger.over_limit(job, job.num_slots) is None:
+    state.ledger.promise(job, reservation.nodes, -1)
+    if _may_start(state, job, reservation):
         allocations = place_on(index, eq_class.request, job, nodes)
         if allocations is not None:
             state.start(job, allocations)
             return True
-    state.ledger.promise(job, job.num_slots)
+    state.ledger.promise(job, reservation.nodes)
     return False
+
+
+def _may_start(state: Pass, job: QueuedJob, reservation: Reservation) -> bool:
+    """Return whether no limit keeps the owner of a reservation from its nodes."""
+    if state.ledger.over_limit(job, job.num_slots) is not None:
+        return False
+    narrow = state.ledger.narrow
+    if narrow is None:
+        return True
+    parts = list(zip(reservation.nodes, job.widths(len(reservation.nodes)), strict=True))
+    return not narrow.exceeds(job, narrow.types_on(parts))
 
 
 def reserve(state: Pass, head: QueueHead) -> Verdict:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from phalanx.core.gang.links import cost_of
-from phalanx.core.scheduling.index.cluster_index import ClusterIndex, EquivalenceClass
+from phalanx.core.scheduling.index.cluster_index import (
+    ClusterIndex,
+    EquivalenceClass,
+    without_types,
+)
 from phalanx.core.scheduling.index.slots import Allocation, SlotIndex, pick
 from phalanx.core.scheduling.index.topology import place
 from phalanx.core.scheduling.model.outcome import Start
@@ -64,13 +68,21 @@ class Pass:
             self.index.take(allocation)
         self.decisions.starts.append(Start(job.num, self.index.placement(allocations)))
         self.decisions.started.add(job.num)
-        self.ledger.use(job.project, sum(one.mask.bit_count() for one in allocations), 1)
+        self.ledger.start(job, allocations)
+
+    def narrowed(self, eq_class: EquivalenceClass, job: QueuedJob, slots: int) -> EquivalenceClass:
+        """Return the class without the slot types on which so many slots would exceed a limit."""
+        narrow = self.ledger.narrow
+        if narrow is None:
+            return eq_class
+        return without_types(self.cluster, eq_class, narrow.closed_types(job, slots))
 
     def try_start(self, eq_class: EquivalenceClass, num: int) -> bool:
         """Start a job of a class at full size, else at the largest size that its range allows."""
+        job = self.cluster.waiting[num]
+        eq_class = self.narrowed(eq_class, job, job.least_slots)
         if eq_class.request_num in self.no_room and eq_class.sample.min_nodes is None:
             return False
-        job = self.cluster.waiting[num]
         shape = job.shape
         least = shape.nodes if job.min_nodes is None else max(1, job.min_nodes)
         most = max(least, min(shape.nodes, self.sizes.get(num, shape.nodes)))
@@ -81,7 +93,13 @@ class Pass:
         for nodes in range(most, least - 1, -1):
             self.decisions.num_steps += 1
             size = shape if nodes == shape.nodes else replace(shape, nodes=nodes)
-            allocations = place(self.index, eq_class.request, eq_class.groups, size)
+            here = eq_class
+            if nodes > least and self.ledger.narrow is not None:
+                slots = job.num_slots - shape.num_slots + size.num_slots
+                if self.ledger.narrow.over_limit(job, slots) is not None:
+                    continue
+                here = self.narrowed(eq_class, job, slots)
+            allocations = place(self.index, here.request, here.groups, size)
             if allocations is not None:
                 self.start(job, allocations)
                 return True

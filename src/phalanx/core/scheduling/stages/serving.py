@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.scheduling.index.cluster_index import without_types
 from phalanx.core.scheduling.model.outcome import Preemption
 from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import US, QueuedJob
@@ -22,6 +23,7 @@ def quota(state: Pass, head: QueueHead) -> Verdict:
     job = state.cluster.waiting[head.num]
     limit = state.ledger.over_limit(job)
     if limit is None:
+        head.eq_class = state.narrowed(head.eq_class, job, job.least_slots)
         return Verdict.OPEN
     if limit.kept_for is None:
         claim = state.ledger.claim(job)
@@ -38,11 +40,10 @@ def _make_room(state: Pass, head: QueueHead, claim: QuotaClaim) -> bool:
     if not _may_search(state):
         return False
     state.num_searches += 1
-    if elastic.shrink_for(state, head.eq_class, head.num, claim):
+    eq_class = without_types(state.cluster, head.eq_class, claim.without)
+    if elastic.shrink_for(state, eq_class, head.num, claim):
         return True
-    found = find_quota_victims(
-        state.victims, head.eq_class, head.since, head.num, claim, head.overdue
-    )
+    found = find_quota_victims(state.victims, eq_class, head.since, head.num, claim, head.overdue)
     if found is not None:
         _preempt(state, state.cluster.waiting[head.num], found)
     return found is not None
@@ -75,7 +76,8 @@ def preempt(state: Pass, head: QueueHead) -> Verdict:
     # An elastic job that may not have its full size does not evict others for it.
     if not head.may_search or state.ledger.over_limit(job, job.num_slots) is not None:
         return Verdict.OPEN
-    found = find_victims(state.victims, head.eq_class, head.since, head.num, head.overdue)
+    eq_class = state.narrowed(head.eq_class, job, job.num_slots)
+    found = find_victims(state.victims, eq_class, head.since, head.num, head.overdue)
     if found is None:
         return Verdict.OPEN
     _preempt(state, job, found)
@@ -105,4 +107,4 @@ def _preempt(state: Pass, job: QueuedJob, found: VictimPlan) -> None:
         price = f"{text}; costs about {cost / 3600:.2f} slot-hours"
         reason = Reason(ReasonCode.PREEMPTED, price)
         decisions.preemptions.append(Preemption(victim, job.num, cost, reason))
-    state.ledger.promise(job, sum(job.widths(len(found.nodes))))
+    state.ledger.promise(job, reservation.nodes)

@@ -1,0 +1,1 @@
+"""Quotas: the limit on submitted jobs, use against every quota, and alerts."""
