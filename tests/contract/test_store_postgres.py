@@ -28,8 +28,8 @@ from phalanx.store import (
     telemetry,
 )
 from phalanx.store.credentials import SESSION
+from phalanx.store.schema import metadata
 from phalanx.store.studies import checkpoint_pins
-from phalanx.store.tables import metadata
 from phalanx.testing.stores import NOW, Reopen, StoreContract, saved
 from phalanx.testing.study_stores import StudyStoreContract
 from support.databases import PostgresServer

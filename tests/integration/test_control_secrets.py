@@ -26,8 +26,8 @@ from phalanx.services.lifecycle.retention import RetentionProgress, retention_st
 from phalanx.services.lifecycle.sync import supervisor_secrets
 from phalanx.services.secrets import values as secret_store
 from phalanx.services.secrets.values import adopt_files
+from phalanx.store.schema import metadata
 from phalanx.store.secrets import rows
-from phalanx.store.tables import metadata
 from phalanx.store.tables import secrets as secrets_table
 from phalanx.supervise import boot
 

@@ -15,7 +15,8 @@ from sqlalchemy import Connection, Engine, inspect, select, text
 from phalanx.errors import Conflict, NotSupported, StoreCorrupt
 from phalanx.kit.text import random_hex
 from phalanx.store.engines.append_only import protect_audit_log
-from phalanx.store.tables import counters, facts, metadata
+from phalanx.store.schema import metadata
+from phalanx.store.tables import counters, facts
 
 HEAD = "0028"
 OLDEST_USER = "0025"

@@ -20,7 +20,7 @@ from phalanx.errors import Conflict, InvariantBroken, StoreError
 from phalanx.store import migrate
 from phalanx.store.database import Store, Tx
 from phalanx.store.engines.many_rows import to_json
-from phalanx.store.tables import metadata
+from phalanx.store.schema import metadata
 
 _PAGE = 2000
 _MADE_WITH_THE_TABLES = {"counters", "facts"}

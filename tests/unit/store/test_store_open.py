@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import Table, create_engine, inspect
 
+import phalanx.store.schema
 from phalanx.core.gang.placement import Demand
 from phalanx.errors import NotSupported, StoreCorrupt, StoreUnavailable
 from phalanx.store import Store, jobs, migrate, open_store, planning
 from phalanx.store.engines import sqlite_file
-from phalanx.store.tables import metadata
+from phalanx.store.schema import metadata
 from phalanx.testing.stores import add_job
 
 pytestmark = [pytest.mark.unit, pytest.mark.sqlite]
@@ -196,3 +201,22 @@ def add_old_job(path: Path) -> None:
     source.close()
     target.close()
     engine.dispose()
+
+
+def test_a_process_that_imports_nothing_else_makes_every_table(tmp_path: Path) -> None:
+    """Tables are known once their module is imported; a database must not depend on other imports."""
+    code = (
+        "import sys, pathlib; from phalanx.store import open_store; "
+        "open_store(pathlib.Path(sys.argv[1])).close()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "db")], check=True, timeout=100)
+    modules = Path(phalanx.store.schema.__file__).parent.glob("[a-z]*.py")
+    wanted = {
+        table.name
+        for one in modules
+        for table in vars(import_module(f"phalanx.store.schema.{one.stem}")).values()
+        if isinstance(table, Table)
+    }
+    with closing(sqlite3.connect(tmp_path / "db")) as conn:
+        found = {name for (name,) in conn.execute("SELECT name FROM sqlite_master")}
+    assert wanted and wanted <= found

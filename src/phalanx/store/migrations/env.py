@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from phalanx.store.tables import metadata
+from phalanx.store.schema import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -1,1 +1,9 @@
-"""Tables by subject, on the same metadata as `store.tables`, which holds those of jobs and the platform."""
+"""Tables by subject, on the metadata of `store.tables`, which holds those of jobs and the platform.
+
+`metadata` has every table here: what makes or copies a database takes it from this package.
+"""
+
+from phalanx.store.schema import storage
+from phalanx.store.tables import metadata
+
+__all__ = ["metadata", "storage"]
