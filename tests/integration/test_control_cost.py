@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from integration.rig import Rig
+from integration.rig import Rig, spec
 from phalanx.core.cost.ledger import Account
-from phalanx.errors import UserError
+from phalanx.errors import SpecInvalid, UserError
+from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.wire import supervision as wire
+from phalanx.services.cost.budgets import budgets_step
 from phalanx.services.cost.report import fold_step
 from phalanx.services.ledger.settle import live_rows
 from phalanx.store import jobs
@@ -217,7 +219,6 @@ def test_a_cancelled_wait_is_in_the_ledger(rig: Rig) -> None:
 
 def test_a_budget_warns_then_holds_then_pauses_and_goes_on_when_raised(rig: Rig) -> None:
     from phalanx.schemas.api.cost import SetBudgetRequest
-    from phalanx.services.cost.budgets import budgets_step
 
     costs = rig.client.costs
     hour = SetBudgetRequest(slot_hours=1)
@@ -353,3 +354,34 @@ def costs_again(costs, index: int):
     return PriceRequest(
         kind=known.kind, pool=known.pool, usd=known.usd, valid_from=known.valid_from
     )
+
+
+def test_a_spec_brings_the_budget_of_its_job(rig: Rig) -> None:
+    limits = {"usd": 400.5, "slot_hours": 0.01, "pause_at": 150}
+    num = rig.submit(budget=limits)
+    batch = [SubmitRequest(spec=spec(budget={"usd": 1}, array="0-1"), owner="ada")]
+    elements = [one.num for one in rig.client.submit_batch(batch).jobs]
+    plain = rig.submit()
+    found = {one.name: one for one in rig.client.costs.budgets()}
+    assert set(found) == {str(num), *map(str, elements)} and str(plain) not in found
+    own = found[str(num)]
+    assert (str(own.usd), own.slot_hours, own.pause_percent) == ("400.5", 0.01, 150)
+    launch(rig, num)
+    rig.clock.advance(60)
+    budgets_step(rig.platform, rig.clock.now())
+    rig.turn()
+    assert rig.job(num).reason.code == "cost_budget"
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ({}, "needs a limit: usd, slot_hours or both"),
+        ({"usd": -1}, "budget.usd"),
+        ({"usd": 1, "pause_at": 50}, "budget.pause_at"),
+    ],
+)
+def test_a_wrong_budget_of_a_spec_is_refused(rig: Rig, budget: dict, message: str) -> None:
+    with pytest.raises(SpecInvalid, match=message):
+        rig.submit(budget=budget)
+    assert rig.client.costs.budgets() == []

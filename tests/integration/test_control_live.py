@@ -24,6 +24,7 @@ from phalanx.server.live import event_stream
 from phalanx.server.settings import ApiSettings, Settings
 from phalanx.services.queries import live
 from phalanx.store.events import FeedFilter
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -241,3 +242,23 @@ def test_messages_are_read_as_the_standard_says() -> None:
     lines = ["retry: 1000", "", ":", "id: 7", "", "event: event", "data: {", "data: }", ""]
     lines += ["id: 8", "data: x", "", "data: cut off"]
     assert list(decode(iter(lines))) == [("event", "{\n}", "7"), ("message", "x", "8")]
+
+
+def test_a_long_poll_ends_when_its_client_leaves(tmp_path: Path) -> None:
+    """Four polls are all that this token may have: while one of them is open, it gets no answer."""
+    settings = Settings(api=ApiSettings(max_requests_per_token=4, max_wait_s=3600))
+    with served(tmp_path / "home", settings) as server, server.client() as client:
+        num = submit(client)
+        last = client.live.feed().cursor
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        asked = f"GET /api/v1/events?wait_s=3600&after={last} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        asked += f"Authorization: Bearer {TOKEN}\r\n\r\n"
+        polls = [server.connect(asked.encode()) for _ in range(4)]
+
+        def status() -> int:
+            return httpx.get(f"{server.url}/api/v1/jobs/{num}", headers=headers).status_code
+
+        wait_until(lambda: status() == 429, "the polls are being served")
+        for one in polls:
+            one.close()
+        wait_until(lambda: status() == 200, "the polls have ended", guard_s=60)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, TypeVar
@@ -12,6 +14,8 @@ from typing import Annotated, TypeVar
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 from fastapi import Depends, Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from phalanx.core.tenancy.principals import Caller
 from phalanx.errors import NotFound, TooManyRequests
@@ -23,6 +27,8 @@ from phalanx.services.login.provider import IdentityProvider
 from phalanx.services.platform import Platform
 
 T = TypeVar("T")
+RECEIVE: ContextVar[Receive | None] = ContextVar("phalanx_receive", default=None)
+"""Reads the next message of the client of the present request: its body, then that it has disconnected."""
 _MAX_WAITING_LOGINS = 16
 # Interval between looks while no changes of other replicas arrive.
 _DEAF_S = 1.0
@@ -99,17 +105,41 @@ class Context:
     ) -> T:
         """Call `look` in a thread, now and at every publication.
 
-        Returns its result when `enough` accepts it, or when `wait_s` has passed.
+        Returns its result when `enough` accepts it, or when `wait_s` has passed. Raises ClientDisconnect
+        as soon as the client has left.
         """
         until = self.clock.monotonic() + min(wait_s, self.settings.api.max_wait_s)
-        with self.notifier.subscribe(*topics) as woken:
+        with self.notifier.subscribe(*topics) as woken, _departure(woken) as gone:
             while True:
+                if gone.is_set():
+                    raise ClientDisconnect
                 found = await in_thread(look, pool=pool)
                 left_s = until - self.clock.monotonic()
                 if enough(found) or left_s <= 0 or self.notifier.closed:
                     return found
                 hears = self.platform.store.hears_others
                 await wait_for(woken, left_s if hears else min(left_s, _DEAF_S))
+
+
+@contextlib.contextmanager
+def _departure(woken: asyncio.Event) -> Iterator[asyncio.Event]:
+    """An event that is set, with `woken`, when the client of the present request disconnects."""
+    gone, receive = asyncio.Event(), RECEIVE.get()
+    if receive is None:
+        yield gone
+        return
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+        woken.set()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield gone
+    finally:
+        watching.cancel()
 
 
 def _context(request: Request) -> Context:

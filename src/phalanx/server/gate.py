@@ -36,7 +36,7 @@ from phalanx.schemas.api.body import ErrorView, ProblemView
 from phalanx.server.access import AccessTable, Matched, Of
 from phalanx.server.audit_trail import AuditTrail
 from phalanx.server.connections import SCOPE_KEY
-from phalanx.server.context import CALLER_KEY, STILL_PERMITTED_KEY, Context, in_thread
+from phalanx.server.context import CALLER_KEY, RECEIVE, STILL_PERMITTED_KEY, Context, in_thread
 from phalanx.services.platform import token_hash
 from phalanx.services.resources.credentials import caller_of, is_token
 from phalanx.store import jobs, supervisors
@@ -106,6 +106,7 @@ class Gate:
         if connection is not None and (caller is not None or scope["path"] == _SYNC):
             # Supervisors of an attempt have one token, and each of them has a connection.
             connection.recognize("" if caller is None else caller.token)
+        RECEIVE.set(receive)
         with self._counted(caller, scope["method"]), self._trail.changes(scope):
             await self._app(scope, self._bounded(scope["path"], receive), send)
 

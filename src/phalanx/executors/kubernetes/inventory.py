@@ -90,7 +90,6 @@ def _node(
     labels: Mapping[str, str] = meta.get("labels") or {}
     slot = slot_resource(pool, one)
     there = amounts(status.get("allocatable"))
-    # A node keeps its number of slots when others take some: a gang that runs there must still fit it.
     num_slots = int(there.get(slot, 0) - taken.get(slot, Decimal(0)))
     if int(amounts(status.get("capacity")).get(slot, 0)) < 1 and int(there.get(slot, 0)) < 1:
         return None

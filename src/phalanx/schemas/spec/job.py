@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, field_validator
+from pydantic import AliasChoices, BeforeValidator, Field, field_validator, model_validator
 
 from phalanx.core.contract.job import (
     JobContract,
@@ -15,6 +15,8 @@ from phalanx.core.contract.job import (
     StallPolicy,
     WarmStart,
 )
+from phalanx.core.cost.budgets import BudgetScope, CostBudget
+from phalanx.core.cost.prices import NANO
 from phalanx.core.gang.placement import Demand, GangShape
 from phalanx.core.gang.roles import WORKER
 from phalanx.core.jobs.budgets import DEFAULT_BUDGETS, Budget, RecoveryPolicy
@@ -218,9 +220,29 @@ def _mount(value: Any) -> Any:
 
 
 class CostLimit(Section):
-    """Limit on the cost of the job."""
+    """What the job may use: the budget that `phalanx budgets set job` changes later."""
 
-    usd: Positive = Field(description="Upper limit in US dollars.")
+    usd: Positive | None = optional("US dollars, where the pools have prices.")
+    slot_hours: Positive | None = optional("Hours of slots.")
+    pause_at: Annotated[int, Field(strict=True, ge=100, le=1000)] = Field(
+        default=110, description="Percent of it at which the running job saves and pauses."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_limit(self) -> Self:
+        if self.usd is None and self.slot_hours is None:
+            raise ValueError("needs a limit: usd, slot_hours or both")
+        return self
+
+    def to_core(self, num: int) -> CostBudget:
+        """The budget of job `num`."""
+        return CostBudget(
+            BudgetScope.JOB,
+            str(num),
+            nano_usd=None if self.usd is None else round(self.usd * NANO),
+            slot_us=None if self.slot_hours is None else round(self.slot_hours * 3600 * 1_000_000),
+            pause_percent=self.pause_at,
+        )
 
 
 class Schedule(Section):
@@ -338,7 +360,9 @@ class JobSpec(Section):
     mounts: list[Annotated[Mount, BeforeValidator(_mount)]] = Field(
         default_factory=list, max_length=100, description="File systems and buckets to mount."
     )
-    budget: CostLimit | None = optional("Limit on the cost of the job.")
+    budget: CostLimit | None = optional(
+        "What the job may use: it does not start again at the limit, and pauses above it."
+    )
     depends_on: Annotated[DependsOn, BeforeValidator(as_afterok)] = Field(
         default_factory=DependsOn, description="Jobs to wait for; a list: they must succeed first."
     )

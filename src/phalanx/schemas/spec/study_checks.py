@@ -337,7 +337,12 @@ def _of_trial(spec: StudySpec, params: Mapping[str, Value]) -> list[Problem]:
         job = validate_spec(spec.job_for(params), "job")
     except SpecInvalid as error:
         return list(error.problems)
-    return [Problem(f"job.{one.path}", one.message, one.value) for one in check_supported(job)]
+    problems = [Problem(f"job.{one.path}", one.message, one.value) for one in check_supported(job)]
+    if job.budget is not None:
+        problems.append(
+            Problem("job.budget", "trials have none of their own: write the study's `budget`")
+        )
+    return problems
 
 
 def sample_params(spec: StudySpec) -> list[dict[str, Value]]:

@@ -80,7 +80,6 @@ _NOT_YET: tuple[tuple[str, Callable[[JobSpec], Any], str, str], ...] = (
     ),
     ("checkpoint", _trees_elsewhere, "store, encryption and compress with jax", "remove these"),
     ("mounts", _given("mounts"), "mounts", "remove it"),
-    ("budget", _given("budget"), "cost limits", "remove it or use `max_duration`"),
     ("schedule", _given("schedule"), "times in a spec", "use `phalanx schedules create`"),
 )
 

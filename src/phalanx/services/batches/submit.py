@@ -16,7 +16,13 @@ from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.workflow import Array, fill_index
 from phalanx.services.lifecycle.commit import commit_new_many
 from phalanx.services.lifecycle.folder_check import check_folder
-from phalanx.services.lifecycle.submit import Limits, PreparedJob, limits_now, prepare
+from phalanx.services.lifecycle.submit import (
+    Limits,
+    PreparedJob,
+    limits_now,
+    prepare,
+    store_budget,
+)
 from phalanx.services.platform import Platform
 from phalanx.services.quotas.submitted import check_submitted
 from phalanx.services.workflow import dependencies
@@ -159,6 +165,9 @@ def store_batch(
     check_submitted(platform, tx, [facts for _, facts in fresh])
     actor = actor_of(entries[0].jobs[0].request.owner)
     commit_new_many(tx, fresh, now, actor)
+    specs = [one.accepted.spec for entry in entries for one in entry.jobs]
+    for num, spec in enumerate(specs, first):
+        store_budget(tx, num, spec)
     return list(range(first, first + count))
 
 

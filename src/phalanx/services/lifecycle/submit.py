@@ -40,6 +40,7 @@ from phalanx.services.quotas.submitted import check_submitted
 from phalanx.services.secrets.values import missing
 from phalanx.services.workflow import dependencies
 from phalanx.store import jobs, resources
+from phalanx.store.cost import budgets
 from phalanx.store.database import Tx
 from phalanx.store.idempotency import RequestKey, earlier_answer, once
 from phalanx.store.jobs import JobFacts
@@ -231,7 +232,15 @@ def store_prepared(
         actor = actor_of(request.owner)
     waits_for = dependencies.resolve(tx, spec.depends_on, num, {}, prepared.by)
     commit_new(tx, Submitted(num, prepared.accepted.policy, waits_for), prepared.facts, now, actor)
+    store_budget(tx, num, spec)
     return num
+
+
+def store_budget(tx: Tx, num: int, spec: JobSpec) -> None:
+    """Store the budget that the spec of a new job names."""
+    if spec.budget is not None:
+        budgets.put_budget(tx, spec.budget.to_core(num))
+        tx.touched.topics.add(budgets.BUDGETS)
 
 
 def _check_requirements(home: HomeLayout, spec: JobSpec, digest: str | None) -> None:

@@ -150,7 +150,7 @@ def test_every_field_that_is_not_built_yet_is_refused_by_name():
     refused = {one.path for one in check_supported(load_spec(EVERYTHING))}
     expected = (
         "class checkpoint env_compat image resources.nodes resources.cpus resources.memory "
-        "resources.shm resources.accelerator_memory mounts budget schedule"
+        "resources.shm resources.accelerator_memory mounts schedule"
     )
     assert refused == set(expected.split())
 
@@ -160,7 +160,7 @@ def test_no_field_is_neither_live_nor_refused():
     live = (
         "schema name project labels run setup framework workdir resources pool priority "
         "max_duration grace checkpoint recovery warm env training secrets stall placement "
-        "preemptible metrics python roles data communication description depends_on array"
+        "preemptible metrics python roles data communication description depends_on array budget"
     )
     refused = {one.path.partition(".")[0] for one in check_supported(load_spec(EVERYTHING))}
     known = {field.alias or name for name, field in JobSpec.model_fields.items()}

@@ -218,6 +218,10 @@ def test_a_job_that_is_nested_too_deep_is_refused():
         ),
         ({"job": {"run": "true", "rnu": 1}}, "job.rnu: unknown key; did you mean run?"),
         ({"job": {"run": "true", "image": "x"}}, "job.image: not yet supported"),
+        (
+            {"job": {"run": "true", "budget": {"usd": 1}}},
+            "job.budget: trials have none of their own",
+        ),
         ({"job": {"run": "true", "array": "0-9"}}, "job.array: is not possible in the job"),
         ({"job": {"run": "x ${params.lrr}"}}, "job.run: ${params.lrr}: no such parameter; did you"),
         ({"job": {"run": "x ${params.lr"}}, "job.run: has a placeholder without an end"),
