@@ -8,11 +8,15 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from integration.served import TOKEN, Served, served
+from phalanx.cli.app import app
+from phalanx.cli.verbs import platform
 from phalanx.errors import NotFound, ServerError, ServerUnavailable, UserError
 from phalanx.executors.node_files import CodeSource, CodeUnavailable, fetch
 from phalanx.launch.tls.trust import client_context, connection
@@ -356,3 +360,21 @@ def test_options_of_tls_that_do_not_fit_together_are_refused(tmp_path: Path) -> 
     assert isinstance(found, GeneratedCertificate)
     assert {"phalanx.example", "127.0.0.1", "localhost"} <= set(found.names)
     assert "0.0.0.0" not in found.names
+
+
+def test_doctor_checks_a_control_plane_and_names_the_end_of_its_certificate(
+    tls: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tls.client() as client:
+        monkeypatch.setattr(platform, "connected", lambda ctx: nullcontext(client))
+        done = CliRunner().invoke(app, ["doctor", "--server", "--json"], catch_exceptions=False)
+        found = {one["subject"]: one for one in json.loads(done.stdout)}
+        assert {"reachable", "database", "loops", "leader", "token", "version", "clock"} <= set(
+            found
+        )
+        assert found["certificate"]["said"].startswith("valid until 20")
+        assert found["database"]["verdict"] == found["leader"]["verdict"] == "ok"
+        failed = any(one["verdict"] == "FAIL" for one in found.values())
+        assert done.exit_code == int(failed)
+        both = CliRunner().invoke(app, ["doctor", "--server", "--network"])
+        assert isinstance(both.exception, UserError)

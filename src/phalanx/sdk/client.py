@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ssl
+import time
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Literal
 
 import httpx
 
 from phalanx.core.contract.access import Scope
-from phalanx.schemas.api.body import HelloRequest, HelloResponse, InfoView
+from phalanx.schemas.api.body import HelloRequest, HelloResponse, InfoView, ReadinessView
 from phalanx.schemas.api.credentials import (
     CreateTokenRequest,
     EndedSessions,
@@ -39,7 +42,7 @@ from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.secrets import SecretCalls
 from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.templates import TemplateCalls
-from phalanx.sdk.transport import V1
+from phalanx.sdk.transport import V1, read, unreachable
 
 
 class PhalanxClient(JobCalls):
@@ -102,6 +105,25 @@ class PhalanxClient(JobCalls):
             return answer.is_success and bool(answer.json().get("status") == "ok")
         except (httpx.HTTPError, ValueError, AttributeError):
             return False
+
+    def measure(self) -> tuple[float, datetime | None]:
+        """Seconds until an answer of the server, and the end of its certificate; None without TLS."""
+        began_s = time.monotonic()
+        try:
+            with self._http.stream("GET", "/healthz") as answer:
+                lasted_s = time.monotonic() - began_s
+                stream = answer.extensions.get("network_stream")
+                tls = None if stream is None else stream.get_extra_info("ssl_object")
+                shown = (tls.getpeercert() or {}).get("notAfter") if tls is not None else None
+        except httpx.HTTPError as error:
+            raise unreachable(self.url, error) from error
+        if shown is None:
+            return lasted_s, None
+        return lasted_s, datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown)), UTC)
+
+    def readiness(self) -> ReadinessView:
+        """Whether the server can do its work, and what is wrong where it cannot."""
+        return read(ReadinessView, self._send("GET", "/readyz"))
 
     def info(self) -> InfoView:
         """The server's version, process and state."""

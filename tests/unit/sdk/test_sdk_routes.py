@@ -52,6 +52,8 @@ pytestmark = pytest.mark.unit
 TICKET = RequestTicket(attempt=1, generation=0, request=2)
 CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "info": lambda c: c.info(),
+    "measure": lambda c: c.measure(),
+    "readiness": lambda c: c.readiness(),
     "hello": lambda c: c.hello(),
     "has_code": lambda c: c.has_code("a" * 64),
     "put_code": lambda c: c.put_code("a" * 64, b""),

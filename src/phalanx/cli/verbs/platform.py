@@ -185,10 +185,13 @@ def _replace_detached(session: Session) -> None:
         raise Conflict(f"the background control plane (pid {found.process.pid}) does not exit")
 
 
-def doctor(
+def doctor(  # noqa: PLR0913
     ctx: typer.Context,
     network: Annotated[
         bool, typer.Option("--network", help="Measure all-reduce between ranks instead.")
+    ] = False,
+    server: Annotated[
+        bool, typer.Option("--server", help="Check the running control plane instead.")
     ] = False,
     ranks: Annotated[
         int, typer.Option("-n", "--ranks", min=2, help="Number of ranks for --network.")
@@ -207,18 +210,28 @@ def doctor(
 ) -> None:
     """Check this machine: versions, home, disk, port, cores, clock. Exits with 1 when a check fails.
 
-    With --network, run a short job that compares latency and bandwidth between ranks with the link.
+    With --network, run a short job that compares latency and bandwidth between ranks with the link. With
+    --server, check the control plane: its answer, database, loops, leader, certificate, version, clock and
+    pools, and your token.
     """
+    if network and server:
+        raise UserError("--network and --server are two checks", "give one of them")
     if network:
         from phalanx.cli.client.network import NetworkOptions, examine_network
 
         raise typer.Exit(
             examine_network(ctx.obj, NetworkOptions(ranks, per_node, pool, presets), json)
         )
-    from phalanx.cli.client.checkup import examine
-
     session: Session = ctx.obj
-    findings = examine(session.home)
+    if server:
+        from phalanx.cli.client.server_checkup import examine_server
+
+        with connected(ctx) as client:
+            findings = examine_server(client)
+    else:
+        from phalanx.cli.client.checkup import examine
+
+        findings = examine(session.home)
     if json:
         output.as_json([finding.as_dict() for finding in findings])
     else:
