@@ -167,13 +167,13 @@ def test_full_disk_warns_and_loses_nothing(tmp_path: Path):
     # The tmpfs is seen by what runs inside the namespace alone.
     script = f"""
         set -e
-        mount -t tmpfs -o size=2900k,mode=700 tmpfs {home}
+        mount -t tmpfs -o size=3600k,mode=700 tmpfs {home}
         {BIN}/phalanx run -n 2 --checkpoint-every 1s {Path(__file__).with_name("training.py")} \
             -- --epochs 12 --step-s 0.02 > {tmp_path}/log 2>&1 &
         follower=$!
         until [ -s {out}.steps ] || ! kill -0 $follower; do sleep 0.1; done
         until grep -q 'nothing is lost' {tmp_path}/log || ! kill -0 $follower; do
-            head -c 200k /dev/zero >> {home}/ballast 2>/dev/null || true
+            head -c 400k /dev/zero >> {home}/ballast 2>/dev/null || true
             sleep 0.1
         done
         mount -o remount,size=64m {home}
