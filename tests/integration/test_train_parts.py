@@ -376,6 +376,23 @@ def test_a_full_disk_drops_and_counts_and_says_so_later(tmp_path, monkeypatch):
     report.close()
 
 
+def test_a_rank_that_starts_on_a_full_disk_reports_once_there_is_room(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "posix_fallocate", refuse)
+        report = ReportFile(tmp_path / "r", now=lambda: 1)
+        for _ in range(3):
+            report.write(StepRecord(step=1))
+    for _ in range(200):
+        report.write(StepRecord(step=1))
+    report.close()
+    first, *steps = records(tmp_path / "r")
+    assert first["k"] == "warn" and "could not be written" in first["message"]
+    assert int(first["message"].split()[0]) + len(steps) == 203
+
+
 def test_a_report_that_cannot_be_made_does_not_raise(tmp_path):
     (tmp_path / "file").write_text("")
     report = ReportFile(tmp_path / "file" / "r", now=lambda: 1)

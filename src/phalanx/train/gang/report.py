@@ -56,10 +56,18 @@ class ReportFile(Report):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             return
-        if self._grow(0, records.HEADER_BYTES):
-            with contextlib.suppress(OSError, ValueError):
-                self._head = mmap.mmap(self._fd, mmap.PAGESIZE)
-                self._head[: records.HEADER_BYTES] = records.header(os.getpid())
+        self._begin()
+
+    def _begin(self) -> bool:
+        """Write the header. A rank may start on a full disk, so a later record tries it again."""
+        if not self._size and not self._grow(0, records.HEADER_BYTES):
+            return False
+        try:
+            self._head = mmap.mmap(self._fd, mmap.PAGESIZE)
+        except (OSError, ValueError):
+            return False
+        self._head[: records.HEADER_BYTES] = records.header(os.getpid())
+        return True
 
     def _grow(self, start: int, need: int) -> bool:
         """Map the chunks from the one that holds `start` to the one that holds the last byte."""
@@ -98,7 +106,9 @@ class ReportFile(Report):
             return False
         start = records.HEADER_BYTES + self._committed
         end = start + len(body)
-        if self._fd < 0 or (end > self._size and not self._grow(start, end)):
+        if self._fd < 0 or (self._head is None and not self._begin()):
+            return False
+        if end > self._size and not self._grow(start, end):
             return False
         if self._map is None or self._head is None:
             return False
