@@ -9,7 +9,7 @@
       StoreError
         LeaseLost   StaleRow    StoreCorrupt   StoreUnavailable*
       ServerError
-        ServerUnavailable*
+        ServerUnavailable*      StorageFull*
       TrainingError
         CheckpointCorrupt   CheckpointNotFound   CheckpointUnavailable*   CheckpointMissing
         FinalCheckpointNotSaved   RestoreMismatch
@@ -206,6 +206,14 @@ class ServerUnavailable(ServerError):
 
     code = "server_unavailable"
     http_status = 503
+    retryable = True
+
+
+class StorageFull(ServerError):
+    """The disk of the control plane has no space left, or its quota is used up; nothing was stored."""
+
+    code = "storage_full"
+    http_status = 507
     retryable = True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -10,6 +11,11 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def is_out_of_space(error: BaseException) -> bool:
+    """Whether a file could not be written because the disk is full, or a quota of it is used up."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -30,6 +30,7 @@ from phalanx.errors import (
     Problem,
     ServerError,
     SpecInvalid,
+    StorageFull,
     TooLarge,
     UserError,
 )
@@ -37,6 +38,7 @@ from phalanx.executors.protocol import Executor
 from phalanx.kit import garbage
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.kit.text import shorten
+from phalanx.launch.files import is_out_of_space
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec.document import MAX_PROBLEMS
 from phalanx.search import SamplerWorker
@@ -171,6 +173,7 @@ def create_app(context: Context) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(OSError, _file_error)
     app.add_exception_handler(Exception, _bug)
     app.add_middleware(Gate, context=context, table=table)
     return app
@@ -211,6 +214,20 @@ def _http_error(request: Request, error: Exception) -> Response:
 def _gone(request: Request, error: Exception) -> Response:
     """Answer a client that has gone before the end of its request: no error of the server."""
     return error_response(UserError("the request ended before its body was complete"))
+
+
+def _file_error(request: Request, error: Exception) -> Response:
+    """Answer a full disk of the control plane as such; every other error of a file is a bug."""
+    if not is_out_of_space(error):
+        raise error
+    place = shorten(str(getattr(error, "filename", None) or "its home"))
+    return _platform_error(
+        request,
+        StorageFull(
+            f"the control plane cannot write {place}: its disk is full",
+            "free some space there, then send the request again",
+        ),
+    )
 
 
 def _bug(request: Request, error: Exception) -> Response:

@@ -332,7 +332,8 @@ def _operational(error: DBAPIError) -> StoreError:
         return _damaged(error)
     if "serialize access" in text or "deadlock detected" in text:
         return StaleRow(text)
-    hint = "free some space" if "full" in text else "try again"
+    full = "is full" in text or "No space left" in text
+    hint = "free some space" if full else "try again"
     return StoreUnavailable(f"the database cannot be used: {text}", hint)
 
 

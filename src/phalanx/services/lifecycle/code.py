@@ -8,12 +8,14 @@ import os
 import posixpath
 import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.errors import LaunchError, UserError
+from phalanx.errors import LaunchError, StorageFull, UserError
 from phalanx.kit.text import random_hex
 from phalanx.kit.units import format_size
 from phalanx.launch.archives import MemberKind, checked_members, unpack_archive
+from phalanx.launch.files import is_out_of_space
 from phalanx.schemas.home import HomeLayout
 
 MAX_ARCHIVE_BYTES = 1 << 30
@@ -69,14 +71,18 @@ def holds_below(home: HomeLayout, digest: str, folder: str) -> bool:
 
 
 class CodeUpload:
-    """An archive that is being uploaded. `finish` publishes it; `abandon` deletes it."""
+    """An archive that is being uploaded. `finish` publishes it; `abandon` deletes it.
+
+    Where the disk has no space left, making one, `write` and `finish` raise StorageFull.
+    """
 
     def __init__(self, home: HomeLayout, digest: str) -> None:
-        home.code_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._target = archive_path(home, digest)
         self._digest = digest
         self._path = home.code_dir / f".{digest[:16]}-{secrets.token_hex(6)}.tmp"
-        self._file = self._path.open("xb")
+        with _storing(home.code_dir):
+            home.code_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = self._path.open("xb")
         self._hash = hashlib.sha256()
         self._size_bytes = 0
 
@@ -89,22 +95,40 @@ class CodeUpload:
                 "leave data out of the work directory with .gitignore or .phalanxignore",
             )
         self._hash.update(chunk)
-        self._file.write(chunk)
+        with _storing(self._path.parent):
+            self._file.write(chunk)
 
     def finish(self) -> None:
         """Verify and publish it. Raises UserError for a wrong digest or an unsafe tar archive."""
         if self._hash.hexdigest() != self._digest:
             raise UserError("the uploaded code does not match its digest", "upload it again")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with _storing(self._path.parent):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
         check_archive(self._path)
-        self._path.rename(self._target)
+        with _storing(self._path.parent):
+            self._path.rename(self._target)
 
     def abandon(self) -> None:
         """Delete what was written; does nothing after `finish`."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # on a full disk, what is buffered cannot be written
+            self._file.close()
         self._path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _storing(folder: Path) -> Iterator[None]:
+    """Raise StorageFull where the disk of `folder` has no space left for the code."""
+    try:
+        yield
+    except OSError as error:
+        if not is_out_of_space(error):
+            raise
+        raise StorageFull(
+            f"the code cannot be stored: the disk of {folder} on the control plane is full",
+            "free some space there, then submit again",
+        ) from error
 
 
 def check_archive(path: Path) -> None:

@@ -7,7 +7,6 @@ for writing.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +31,7 @@ from phalanx.errors import (
 from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
 from phalanx.launch import linux
+from phalanx.launch.files import is_out_of_space
 from phalanx.supervise.ranks import restore_lock
 from phalanx.supervise.ranks.folder_commits import (
     CheckpointFolderConfig,
@@ -263,8 +263,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
 
     def _make_room(self, error: Exception) -> None:
         """Delete older checkpoints where the disk is full, except those to keep in any case."""
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-        if full and self._parent is not None:
+        if is_out_of_space(error) and self._parent is not None:
             self._commits.make_room(self._parent.name)
 
     def _commit(self, stats: dict[str, Stat]) -> bool:
