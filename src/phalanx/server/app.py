@@ -131,6 +131,7 @@ def build_context(  # noqa: PLR0913
             executor=executor,
             home=home,
             server_url=url,
+            public_url=(settings.api.public_url or "").rstrip("/"),
             server_ca=server_ca,
             signing_key=signing_key or derived_key(token),
             given_keys=settings.secrets.resolved(),

@@ -37,7 +37,7 @@ from phalanx.server.access import AccessTable, Matched, Of
 from phalanx.server.audit_trail import AuditTrail
 from phalanx.server.connections import SCOPE_KEY
 from phalanx.server.context import CALLER_KEY, RECEIVE, STILL_PERMITTED_KEY, Context, in_thread
-from phalanx.services.platform import token_hash
+from phalanx.services.platform import REQUEST_BASE, token_hash
 from phalanx.services.resources.credentials import caller_of, is_token
 from phalanx.store import jobs, supervisors
 from phalanx.store.credentials import SESSION, TOKEN
@@ -83,7 +83,8 @@ class Gate:
         self._table = table
         self._trail = AuditTrail(context, table)
         own = urlsplit(context.platform.server_url).hostname or ""
-        self._hosts = {own, *(one.lower() for one in context.settings.api.allowed_hosts)}
+        public = urlsplit(context.platform.public_url).hostname or own
+        self._hosts = {own, public, *(one.lower() for one in context.settings.api.allowed_hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with the reason for the rejection."""
@@ -107,6 +108,7 @@ class Gate:
             # Supervisors of an attempt have one token, and each of them has a connection.
             connection.recognize("" if caller is None else caller.token)
         RECEIVE.set(receive)
+        REQUEST_BASE.set(_base_of(scope, headers, context=self._context))
         with self._counted(caller, scope["method"]), self._trail.changes(scope):
             await self._app(scope, self._bounded(scope["path"], receive), send)
 
@@ -271,6 +273,14 @@ def not_there(of: Of, value: str) -> NotFound:
         return NotFound(f"there is no project {value[:200]}")
     label = f"study s-{value[:20]}" if of is Of.STUDY else f"job j-{value[:20]}"
     return NotFound(f"there is no {label}")
+
+
+def _base_of(scope: Scope, headers: Headers, *, context: Context) -> str:
+    """The URL that the client has called; that of the port for a client of the Unix socket."""
+    own, host = context.platform.server_url.rstrip("/"), headers.get("host", "")
+    server = scope.get("server")
+    local = server is not None and server[1] is None
+    return own if local or host == urlsplit(own).netloc else f"{scope['scheme']}://{host}"
 
 
 def _too_large(limit: int) -> TooLarge:

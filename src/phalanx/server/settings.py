@@ -267,6 +267,12 @@ class ApiSettings(SettingsGroup):
         default=("127.0.0.1", "localhost", "::1"),
         description="Names accepted in the Host header, beside the name in the server's URL.",
     )
+    public_url: Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9._:\[\]-]+/?$")] | None = Field(
+        default=None,
+        description="URL under which users reach the control plane, such as that of a proxy: answers "
+        "name the pages of jobs below it, a login returns to it, and its host name is accepted. Absent: "
+        "answers use the URL of the request.",
+    )
     max_wait_s: float = Field(default=30.0, gt=0, description="Upper limit of a long poll.")
     max_streams: int = Field(
         default=500,

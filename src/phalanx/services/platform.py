@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +22,9 @@ from phalanx.services.caches.scheduler_cache import SchedulerCache
 from phalanx.services.caches.study_cache import StudyCache
 from phalanx.store.database import Store
 from phalanx.store.secrets.envelope import HomeKeys, KeyWrapper
+
+REQUEST_BASE: ContextVar[str] = ContextVar("phalanx_request_base", default="")
+"""The scheme, host and port under which the client of the present request reaches the control plane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Platform:
     home: HomeLayout  # paths of the home directory
     server_url: str  # URL that supervisors connect to
     signing_key: bytes  # key of supervisor tokens
+    public_url: str = ""  # URL that users open; empty: that of each request
     server_ca: str = ""  # authority of its certificate, in PEM; empty: the system's, or no TLS
     given_keys: KeyWrapper | None = None  # master keys of secrets; None: the file of the home
     base_env: Mapping[str, str] = field(default_factory=dict)  # base environment of `submit` jobs
@@ -100,6 +105,10 @@ class Platform:
         """Register the caches, so that rows stored by this process are not read back."""
         self.store.on_commit(self.scheduler_cache.rows.remember)
         self.store.on_commit(self.studies.remember)
+
+    def job_url(self, num: int) -> str:
+        """The URL of the page of a job, as the client of the present request can open it."""
+        return f"{self.public_url or REQUEST_BASE.get() or self.server_url}/jobs/{num}"
 
     @property
     def secret_keys(self) -> KeyWrapper:

@@ -310,7 +310,18 @@ def _make_certificate(
     if tls.cert is not None and tls.key is not None:
         return GivenCertificate(tls.cert.absolute(), tls.key.absolute(), tls.ca)
     advertised = urlsplit(setup.advertise or "").hostname or ""
-    return GeneratedCertificate(home, own_names(setup.host, advertised, settings.api.allowed_hosts))
+    public = urlsplit(settings.api.public_url or "").hostname
+    others = (*settings.api.allowed_hosts, *([public] if public else ()))
+    return GeneratedCertificate(home, own_names(setup.host, advertised, others))
+
+
+def _with_public_url(settings: Settings, advertised: str | None) -> Settings:
+    """The settings with the URL for other machines as that of users, unless another one is set."""
+    if settings.api.public_url is not None or advertised is None:
+        return settings
+    return settings.model_copy(
+        update={"api": settings.api.model_copy(update={"public_url": advertised})}
+    )
 
 
 def _refuse_plain(setup: ControlPlaneOptions, tls: TlsSettings) -> None:
@@ -349,7 +360,7 @@ def run(setup: ControlPlaneOptions) -> int:
     `serve` raises.
     """
     clock = SystemClock()
-    settings = _settings(setup)
+    settings = _with_public_url(_settings(setup), setup.advertise)
     files = _pool_files(setup)
     home = prepare_home(setup.root)
     # Replicas on PostgreSQL share the home; on SQLite a control plane has it alone.

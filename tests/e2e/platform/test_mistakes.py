@@ -164,7 +164,7 @@ def test_full_disk_warns_and_loses_nothing(tmp_path: Path):
     """The home's disk fills up under a running job; when there is room again, all of it is there."""
     home, out = tmp_path / "home", tmp_path / "probe"
     home.mkdir(mode=0o700)
-    # The tmpfs is seen by what runs inside the namespace alone. It has room for the empty database, the code
+    # The tmpfs is seen by what runs inside the namespace alone. It has room for an empty database, the code
     # and 256 KiB of report for each rank: a rank that starts on a full disk cannot report its first steps.
     script = f"""
         set -e

@@ -44,6 +44,7 @@ class BatchedJob(ResponseBody):
 
     num: int
     label: str
+    url: str = ""  # of its page
     name: str
     state: str
     array: int | None = None
@@ -204,6 +205,7 @@ class DependencyView(ResponseBody):
 
     job: int
     label: str
+    url: str = ""  # of its page
     kind: str
     state: str
 

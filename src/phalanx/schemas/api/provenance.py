@@ -77,6 +77,7 @@ class ProvenanceView(ResponseBody):
 
     job: int
     label: str
+    url: str = ""  # of its page
     owner: str
     submitted_at: At
     digest: str  # SHA-256; equal for a clone without changes

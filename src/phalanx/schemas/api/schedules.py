@@ -38,6 +38,7 @@ class ScheduleRunView(ResponseBody):
     outcome: str
     job: int | None = None  # the first one of an array
     label: str | None = None
+    url: str | None = None  # of its page
     num_jobs: int = 0
     on_request: bool = False  # a user asked for it
     by: str = ""  # id of the principal that asked for it

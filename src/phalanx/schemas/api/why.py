@@ -74,6 +74,7 @@ class WhyView(ResponseBody):
 
     num: int
     label: str
+    url: str = ""  # of its page
     state: str
     reason: ReasonView
     trial: str = ""

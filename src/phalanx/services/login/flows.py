@@ -71,7 +71,7 @@ def start_browser(
 
 def start_pages(platform: Platform, provider: IdentityProvider, now: int) -> BrowserLogin:
     """Begin a login that opens the pages."""
-    redirect_uri = f"{platform.server_url.rstrip('/')}{PAGES_CALLBACK}"
+    redirect_uri = f"{(platform.public_url or platform.server_url).rstrip('/')}{PAGES_CALLBACK}"
     return _start(platform, provider, PAGES, redirect_uri, now)
 
 

@@ -43,6 +43,7 @@ def why_view(platform: Platform, num: int, now: int) -> WhyView:
     view = WhyView(
         num=num,
         label=job_label(num),
+        url=platform.job_url(num),
         state=stored.job.state.value,
         reason=ReasonView(code=stored.job.reason.code.value, message=stored.job.reason.message),
         evictions=platform.store.view(lambda tx: evictions_of(tx, num)),

@@ -28,18 +28,21 @@ def read_provenance(platform: Platform, num: int) -> ProvenanceView:
 
     def work(tx: Tx) -> ProvenanceView:
         stored = jobs.load(tx, num)
-        return _view(stored, events.of_job(tx, num, limit=10_000, kinds=(_PLACED, _CLONED)))
+        return _view(
+            platform, stored, events.of_job(tx, num, limit=10_000, kinds=(_PLACED, _CLONED))
+        )
 
     return platform.store.view(work)
 
 
-def _view(stored: StoredJob, notes: list[StoredEvent]) -> ProvenanceView:
+def _view(platform: Platform, stored: StoredJob, notes: list[StoredEvent]) -> ProvenanceView:
     facts, contract = stored.facts, contract_of(stored.facts)
     trial, spec = contract.trial or TrialContract(), facts.spec
     source = contract.source
     view = ProvenanceView(
         job=stored.job.num,
         label=job_label(stored.job.num),
+        url=platform.job_url(stored.job.num),
         owner=facts.owner,
         submitted_at=at_of(stored.job.submitted_at),
         digest="",

@@ -138,7 +138,12 @@ def list_jobs(
 def batch_view(platform: Platform, nums: Sequence[int]) -> BatchResponse:
     """The jobs of a batch in short, in order."""
     found = platform.store.view(lambda tx: jobs.briefs(tx, nums))
-    return BatchResponse(jobs=[BatchedJob.of(one, label=job_label(one.num)) for one in found])
+    return BatchResponse(
+        jobs=[
+            BatchedJob.of(one, label=job_label(one.num), url=platform.job_url(one.num))
+            for one in found
+        ]
+    )
 
 
 def event_page(platform: Platform, num: int, *, after: int, limit: int = 500) -> EventPage:
@@ -235,7 +240,7 @@ def _detailed(platform: Platform, tx: Tx, num: int) -> JobView:
             "nodes": [] if job.attempt is None else _nodes(job.attempt, rows),
             "progress": _progress(tx, stored, rows),
             "lineage": lineage_view(tx, job),
-            "waits_for": waits_for(tx, job),
+            "waits_for": waits_for(platform, tx, job),
             "spec": shown_spec(facts.spec),
             "withheld": sorted({one for layer in _withheld(facts) for one in layer}),
             "code": facts.code_digest,
@@ -245,13 +250,14 @@ def _detailed(platform: Platform, tx: Tx, num: int) -> JobView:
     )
 
 
-def waits_for(tx: Tx, job: Job) -> list[DependencyView]:
+def waits_for(platform: Platform, tx: Tx, job: Job) -> list[DependencyView]:
     """The dependencies of a job that are not met yet, with the states of the other jobs."""
     known = dependencies.others(tx, (one.job for one in job.waits_for))
     return [
         DependencyView(
             job=one.job,
             label=job_label(one.job),
+            url=platform.job_url(one.job),
             kind=one.kind.value,
             state=known[one.job].state.value,
         )
@@ -276,7 +282,7 @@ def _brief(platform: Platform, tx: Tx, stored: StoredJob) -> JobView:
         num=job.num,
         label=job_label(job.num),
         etag=settings_tag(facts),
-        url=f"{platform.server_url}/jobs/{job.num}",
+        url=platform.job_url(job.num),
         slot_type=facts.demand.slot_type,
         slot_seconds=job.attained_slot_s,
         description=facts.spec.get("description") or "",

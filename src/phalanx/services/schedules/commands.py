@@ -79,7 +79,7 @@ def put_schedule(
             _put(tx, before, row)
         return row
 
-    return _view(platform.store.transact(work), None)
+    return _view(platform, platform.store.transact(work), None)
 
 
 def _checked(
@@ -113,7 +113,7 @@ def list_schedules(
 
     def work(tx: Tx) -> list[ScheduleView]:
         found = rows.every(tx, wanted)
-        return [_view(one, rows.runs_of(tx, one.project, one.name, 1)) for one in found]
+        return [_view(platform, one, rows.runs_of(tx, one.project, one.name, 1)) for one in found]
 
     return platform.store.view(work)
 
@@ -129,9 +129,9 @@ def show_schedule(platform: Platform, project: str, name: str, now: int) -> Sche
     update = {
         "spec": dict(row.request["spec"]),
         "next": [at_of(at) for at in islice(coming, _NUM_NEXT)],
-        "runs": [run_view(one) for one in runs],
+        "runs": [run_view(platform, one) for one in runs],
     }
-    return _view(row, runs).model_copy(update=update)
+    return _view(platform, row, runs).model_copy(update=update)
 
 
 def pause_schedule(
@@ -174,7 +174,7 @@ def _edit(
         _put(tx, before, after)
         return after
 
-    return _view(platform.store.transact(work), None)
+    return _view(platform, platform.store.transact(work), None)
 
 
 def remove_schedule(platform: Platform, project: str, name: str, by: Caller) -> None:
@@ -216,7 +216,7 @@ def run_now(
     if known is None:
         known = platform.store.transact(lambda tx: once(tx, key, lambda: store(tx)))
     runs = platform.store.view(lambda tx: rows.runs_of(tx, project, name, rows.KEPT_RUNS))
-    return next(run_view(one) for one in runs if one.due_at == known)
+    return next(run_view(platform, one) for one in runs if one.due_at == known)
 
 
 def _load(tx: Tx, project: str, name: str) -> ScheduleRow:
@@ -262,7 +262,7 @@ def _audited(row: ScheduleRow | None) -> dict[str, Any] | None:
     }
 
 
-def _view(row: ScheduleRow, runs: Sequence[RunRow] | None) -> ScheduleView:
+def _view(platform: Platform, row: ScheduleRow, runs: Sequence[RunRow] | None) -> ScheduleView:
     last = runs[0] if runs else None
     return ScheduleView.of(
         row,
@@ -270,19 +270,20 @@ def _view(row: ScheduleRow, runs: Sequence[RunRow] | None) -> ScheduleView:
         next_at=at_or_none(row.next_at),
         created_at=at_of(row.created_at),
         changed_at=at_of(row.changed_at),
-        last_run=None if last is None else run_view(last),
+        last_run=None if last is None else run_view(platform, last),
         spec=None,
         next=[],
         runs=[],
     )
 
 
-def run_view(row: RunRow) -> ScheduleRunView:
+def run_view(platform: Platform, row: RunRow) -> ScheduleRunView:
     """A run as the API shows it."""
     return ScheduleRunView.of(
         row,
         due_at=at_of(row.due_at),
         handled_at=at_of(row.handled_at),
         label=None if row.job is None else job_label(row.job),
+        url=None if row.job is None else platform.job_url(row.job),
         on_request=bool(row.by),
     )
