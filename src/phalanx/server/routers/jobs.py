@@ -213,7 +213,7 @@ def post_stacks(here: Here, by: By, num: JobNum, key: IdempotencyKey = None) -> 
     return stacks.ask_stacks(here.platform, num, now, by.actor, asked)
 
 
-@router.get("/{num}/stacks", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
+@router.get("/{num}/stacks", openapi_extra=needs(Permission.JOBS_READ, Of.JOB, audited=True))
 async def get_stacks(
     here: Here,
     num: JobNum,
@@ -245,7 +245,7 @@ def post_profile(
     return profiles.ask_profile(here.platform, num, request, now, by.actor, asked)
 
 
-@router.get("/{num}/profiles", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
+@router.get("/{num}/profiles", openapi_extra=needs(Permission.JOBS_READ, Of.JOB, audited=True))
 async def get_profiles(
     here: Here,
     num: JobNum,

@@ -100,6 +100,6 @@ async def _receive(here: Context, digest: str, request: Request) -> None:
     try:
         async for chunk in request.stream():
             await in_thread(upload.write, chunk)
-        await in_thread(upload.finish)
+        await in_thread(code.keep, here.platform, upload)
     finally:
         upload.abandon()

@@ -19,7 +19,7 @@ _Name = Annotated[str, Path(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 _READ, _CHANGE = Permission.SECRETS_READ, Permission.SECRETS_CHANGE
 
 
-@router.get("/projects/{name}/secrets", openapi_extra=needs(_READ, Of.PROJECT))
+@router.get("/projects/{name}/secrets", openapi_extra=needs(_READ, Of.PROJECT, audited=True))
 def get_project_secrets(here: Here, name: ObjectName) -> list[SecretView]:
     """The secrets that jobs of a project can name, without values."""
     return values.list_secrets(here.platform, name)
@@ -44,7 +44,7 @@ def delete_project_secret(here: Here, name: ObjectName, secret: _Name) -> Respon
     return Response(status_code=204)
 
 
-@router.get("/secrets", openapi_extra=needs(_READ, Of.WHOLE))
+@router.get("/secrets", openapi_extra=needs(_READ, Of.WHOLE, audited=True))
 def get_secrets(here: Here) -> list[SecretView]:
     """The secrets of the whole platform, without values."""
     return values.list_secrets(here.platform, WHOLE)

@@ -42,7 +42,7 @@ def post_login_link(here: Here, response: Response) -> LoginLink:
     """A link that opens one read-only session of the pages in a browser, before it expires."""
     response.headers["Cache-Control"] = "no-store"
     now = here.clock.now()
-    ticket = credentials.login_ticket(here.admin.token, now)
+    ticket = credentials.new_link(here.platform, here.admin.token, now)
     return LoginLink(
         path=f"/login?ticket={ticket}", expires_at=at_of(now + credentials.LINK_S * _US)
     )

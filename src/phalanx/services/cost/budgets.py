@@ -38,6 +38,7 @@ from phalanx.store.cost import budgets, prices
 from phalanx.store.cost.budgets import BUDGETS
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
+from phalanx.store.tenancy import audit
 
 _LOG = logging.getLogger(__name__)
 _ACTOR = "budgets"
@@ -71,6 +72,7 @@ def set_budget(
         _, holding = platform.scheduler_cache.rows.jobs(tx)
         spent = spent_of(tx, kept, holding, prices.table(tx), now)
         done = judged(kept, spent, now)
+        audit.describe(tx, _place(scope, name), _audited(before), _audited(done))
         budgets.put_budget(tx, done)
         tx.touched.topics.update((BUDGETS, QUEUE))
         return _view(done, spent)
@@ -82,11 +84,30 @@ def remove_budget(platform: Platform, scope: BudgetScope, name: str) -> None:
     """Remove a budget; what it held or paused goes on. Raises NotFound."""
 
     def work(tx: Tx) -> None:
+        known = {(one.scope, one.name): one for one in budgets.budgets_now(tx)}
         if not budgets.remove_budget(tx, scope, name):
             raise NotFound(f"there is no budget of {scope} {name}", "`phalanx budgets` lists them")
+        audit.describe(tx, _place(scope, name), _audited(known.get((scope, name))), None)
         tx.touched.topics.update((BUDGETS, QUEUE))
 
     platform.store.transact(work)
+
+
+def _place(scope: BudgetScope, name: str) -> str:
+    return f"budget of {scope} {name}"
+
+
+def _audited(one: CostBudget | None) -> dict[str, object] | None:
+    """What the audit log shows of a budget: its limits."""
+    if one is None:
+        return None
+    return {
+        "usd": None if one.nano_usd is None else str(usd_of(one.nano_usd)),
+        "slot_hours": None if one.slot_us is None else one.slot_us / _HOUR_US,
+        "period": one.period.value,
+        "warn": one.warn,
+        "pause_percent": one.pause_percent,
+    }
 
 
 def list_budgets(platform: Platform, projects: Sequence[str] | None, now: int) -> list[BudgetView]:

@@ -17,6 +17,8 @@ from phalanx.kit.units import format_size
 from phalanx.launch.archives import MemberKind, checked_members, unpack_archive
 from phalanx.launch.files import is_out_of_space
 from phalanx.schemas.home import HomeLayout
+from phalanx.services.platform import Platform
+from phalanx.store.tenancy import audit
 
 MAX_ARCHIVE_BYTES = 1 << 30
 
@@ -71,14 +73,14 @@ def holds_below(home: HomeLayout, digest: str, folder: str) -> bool:
 
 
 class CodeUpload:
-    """An archive that is being uploaded. `finish` publishes it; `abandon` deletes it.
+    """An archive that is being uploaded. `verify`, then `publish`; `abandon` deletes it.
 
-    Where the disk has no space left, making one, `write` and `finish` raise StorageFull.
+    Where the disk has no space left, making one, `write`, `verify` and `publish` raise StorageFull.
     """
 
     def __init__(self, home: HomeLayout, digest: str) -> None:
         self._target = archive_path(home, digest)
-        self._digest = digest
+        self.digest = digest
         self._path = home.code_dir / f".{digest[:16]}-{secrets.token_hex(6)}.tmp"
         with _storing(home.code_dir):
             home.code_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,20 +100,28 @@ class CodeUpload:
         with _storing(self._path.parent):
             self._file.write(chunk)
 
-    def finish(self) -> None:
-        """Verify and publish it. Raises UserError for a wrong digest or an unsafe tar archive."""
-        if self._hash.hexdigest() != self._digest:
+    @property
+    def size_bytes(self) -> int:
+        """Bytes written so far."""
+        return self._size_bytes
+
+    def verify(self) -> None:
+        """End the upload. Raises UserError for a wrong digest or an unsafe tar archive."""
+        if self._hash.hexdigest() != self.digest:
             raise UserError("the uploaded code does not match its digest", "upload it again")
         with _storing(self._path.parent):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
         check_archive(self._path)
+
+    def publish(self) -> None:
+        """Keep the verified archive under its digest."""
         with _storing(self._path.parent):
             self._path.rename(self._target)
 
     def abandon(self) -> None:
-        """Delete what was written; does nothing after `finish`."""
+        """Delete what was written; does nothing after `publish`."""
         with contextlib.suppress(OSError):  # on a full disk, what is buffered cannot be written
             self._file.close()
         self._path.unlink(missing_ok=True)
@@ -129,6 +139,14 @@ def _storing(folder: Path) -> Iterator[None]:
             f"the code cannot be stored: the disk of {folder} on the control plane is full",
             "free some space there, then submit again",
         ) from error
+
+
+def keep(platform: Platform, upload: CodeUpload) -> None:
+    """Verify a whole upload and keep it, with a row of the audit log. Raises UserError."""
+    upload.verify()
+    change = {"bytes": upload.size_bytes}
+    platform.store.transact(lambda tx: audit.describe(tx, f"code {upload.digest}", None, change))
+    upload.publish()
 
 
 def check_archive(path: Path) -> None:

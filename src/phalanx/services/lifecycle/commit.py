@@ -109,7 +109,20 @@ def _audited(job: Job, facts: JobFacts) -> dict[str, Any]:
         "priority": facts.priority,
         "labels": facts.labels,
         "pools": facts.pools,
+        "description": facts.spec.get("description"),
+        "max_duration_s": job.policy.max_duration_s,
+        "budget": facts.spec.get("budget"),
+        **_requested(job),
     }
+
+
+def _requested(job: Job) -> dict[str, Any]:
+    """The newest requests to the ranks of the live attempt, by number."""
+    attempt = job.attempt
+    if attempt is None:
+        return {}
+    profile = None if attempt.profile is None else attempt.profile.request
+    return {"stacks": attempt.stacks, "saves": attempt.saves, "profile": profile}
 
 
 def _raise(num: int, error: Exception) -> None:
@@ -228,13 +241,10 @@ def _save(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
         return
     if audit.is_on():
         for one in changed:
+            before = _audited(one.before.job, one.before.facts)
             after = _audited(one.job, one.facts or one.before.facts)
-            audit.describe(
-                tx,
-                f"job {job_label(one.job.num)}",
-                _audited(one.before.job, one.before.facts),
-                after,
-            )
+            if after != before:
+                audit.describe(tx, f"job {job_label(one.job.num)}", before, after)
     jobs.save_many(tx, [(one.before, one.job, one.wake, len(one.entries)) for one in changed])
     log.append(tx, [entry for one in changed for entry in one.entries])
     outbox.add(tx, [(one.job.num, c) for one in changed for c in one.commands], now)

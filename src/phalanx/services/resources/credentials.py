@@ -17,6 +17,7 @@ from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import NotFound, Unauthenticated
 from phalanx.kit.text import random_hex
 from phalanx.launch.files import write_file
+from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.credentials import CreateTokenRequest, TokenCreated, TokenView
 from phalanx.schemas.home import ServerFile
 from phalanx.services.platform import Platform, token_hash
@@ -251,6 +252,8 @@ def close_session(platform: Platform, value: str, now: int) -> None:
     def work(tx: Tx) -> None:
         found = credentials.find(tx, token_hash(value), SESSION, now)
         if found is not None:
+            owner = found.principal or HOME_USER.id
+            audit.describe(tx, f"session of {owner}", {"opened by": found.parent or "login"}, None)
             credentials.remove(tx, found.id)
 
     platform.store.transact(work)
@@ -260,6 +263,15 @@ def login_ticket(admin_token: str, now: int) -> str:
     """A text that opens one session of the pages before it expires. It opens nothing else."""
     said = f"{now // _US + LINK_S}.{random_hex(32)}"
     return f"{said}.{_signed(admin_token, f'login:{said}')}"
+
+
+def new_link(platform: Platform, admin_token: str, now: int) -> str:
+    """The ticket of a new login link, of which the audit log has a row."""
+    expires_at = at_of(now + LINK_S * _US).isoformat()
+    platform.store.transact(
+        lambda tx: audit.describe(tx, "login link", None, {"expires_at": expires_at})
+    )
+    return login_ticket(admin_token, now)
 
 
 def open_with_ticket(platform: Platform, admin_token: str, ticket: str, now: int) -> str:

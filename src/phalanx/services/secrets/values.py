@@ -16,6 +16,7 @@ from phalanx.store.database import Tx
 from phalanx.store.secrets import rows
 from phalanx.store.secrets.envelope import rewrapped, seal, unseal
 from phalanx.store.secrets.rows import WHOLE, SecretRow
+from phalanx.store.tenancy import audit
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -47,6 +48,7 @@ def set_secret(
         sealed = seal(platform.secret_keys, value, project, name)
         key = sealed.key
         stored = SecretRow(project, name, version, key.key_id, key.data, sealed.data, now, actor)
+        audit.describe(tx, f"secret {name} of {_place(project)}", _audited(old), _audited(stored))
         rows.put(tx, stored)
         return stored
 
@@ -63,8 +65,19 @@ def list_secrets(platform: Platform, project: str) -> list[SecretView]:
 
 def remove_secret(platform: Platform, project: str, name: str) -> None:
     """Delete a secret. Raises NotFound."""
-    if not platform.store.transact(lambda tx: rows.remove(tx, project, name)):
-        raise NotFound(f"{_place(project)} has no secret {name[:200]}", "phalanx secrets ls")
+
+    def work(tx: Tx) -> None:
+        old = rows.find(tx, project, name)
+        if not rows.remove(tx, project, name):
+            raise NotFound(f"{_place(project)} has no secret {name[:200]}", "phalanx secrets ls")
+        audit.describe(tx, f"secret {name} of {_place(project)}", _audited(old), None)
+
+    platform.store.transact(work)
+
+
+def _audited(one: SecretRow | None) -> dict[str, object] | None:
+    """What the audit log shows of a secret: never its value."""
+    return None if one is None else {"version": one.version, "set_by": one.set_by}
 
 
 def rotate_key(platform: Platform) -> int:
@@ -73,10 +86,13 @@ def rotate_key(platform: Platform) -> int:
 
     def work(tx: Tx) -> int:
         rows.lock(tx)
-        found = rows.every(tx)
+        found, wrapped = rows.every(tx), set[str]()
         for one in found:
             key = rewrapped(keys, one.envelope, one.project, one.name).key
             rows.put(tx, replace(one, key_id=key.key_id, wrapped_key=key.data))
+            wrapped.add(key.key_id)
+        before = {"id": sorted({one.key_id for one in found}), "secrets": len(found)}
+        audit.describe(tx, "master key", before, {"id": sorted(wrapped), "secrets": len(found)})
         return len(found)
 
     return keys.renew(lambda: platform.store.transact(work))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from phalanx.core.codec import encode
 from phalanx.core.search.events import StudyEvent
@@ -108,13 +108,8 @@ class StudyWork:
         fresh_trials: list[TrialRow] = []
         changed_trials: list[TrialRow] = []
         for one in changed:
-            before, after = one.before.state.value, one.study.state.value
-            audit.describe(
-                self.tx,
-                f"study {study_label(one.study.num)}",
-                {"state": before},
-                {"state": after, "events": len(one.entries)},
-            )
+            if audit.is_on():
+                self._describe(one)
             one.stored = rows.save(self.tx, one.stored, self._progress(one), len(one.entries))
             for number, trial in one.changed.items():
                 row = trial_row(one.study, trial, self.now)
@@ -123,6 +118,19 @@ class StudyWork:
         rows.put_trials(self.tx, fresh_trials, changed_trials)
         log.append(self.tx, [entry for one in changed for entry in one.entries])
         commands.add(self.tx, [each for one in changed for each in one.commands], self.now)
+
+    def _describe(self, one: _Decided) -> None:
+        """Write what a request changed of a study, and of its trials."""
+        before, after = one.before, one.study
+        numbers = sorted(one.changed)
+        old = {n: audited_trial(before.trials[n]) for n in numbers if n < len(before.trials)}
+        new = {n: audited_trial(one.changed[n]) for n in numbers}
+        audit.describe(
+            self.tx,
+            f"study {study_label(after.num)}",
+            audited_study(before) | {"events": one.stored.last_seq, "trials": old},
+            audited_study(after) | {"events": one.last_seq, "trials": new},
+        )
 
     @property
     def commands_added(self) -> bool:
@@ -149,6 +157,28 @@ class StudyWork:
             counts=_counted(one),
             started_at=self.now if before.started_at is None and started else before.started_at,
         )
+
+
+def audited_study(study: Study) -> dict[str, Any]:
+    """What the audit log shows of a study: its state and its limits."""
+    return {
+        "state": study.state.value,
+        "reason": str(study.reason),
+        "max_trials": study.policy.max_trials,
+        "parallel": study.policy.parallel,
+        "budget": encode(study.policy.budget),
+    }
+
+
+def audited_trial(trial: Trial) -> dict[str, Any]:
+    """What the audit log shows of a trial."""
+    return {
+        "status": trial.status.value,
+        "params": dict(trial.params),
+        "value": trial.score,
+        "unit": None if trial.last is None else trial.last.unit,
+        "evaluator": trial.evaluator,
+    }
 
 
 def study_progress(study: Study, counts: dict[str, int], started_at: int | None) -> StudyProgress:

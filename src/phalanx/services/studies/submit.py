@@ -15,6 +15,7 @@ from phalanx.core.search.model import (
     FinalPolicy,
     Objective,
     PopulationPolicy,
+    Study,
     StudyBudget,
     StudyPolicy,
 )
@@ -45,7 +46,12 @@ from phalanx.search import methods
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.submit import check
 from phalanx.services.platform import Platform
-from phalanx.services.studies.commit import study_progress, study_topic, trial_row
+from phalanx.services.studies.commit import (
+    audited_study,
+    study_progress,
+    study_topic,
+    trial_row,
+)
 from phalanx.services.studies.earlier_studies import earlier_studies
 from phalanx.services.studies.trial_jobs import CALLER, with_shape
 from phalanx.store.database import Tx
@@ -237,12 +243,7 @@ def submit_study(
         study, counts = decision.study, dict[str, int]()
         for trial in study.trials:
             counts[trial.status.value] = counts.get(trial.status.value, 0) + 1
-        audit.describe(
-            tx,
-            f"study {study_label(num)}",
-            None,
-            {"project": header.project, "owner": header.owner, "name": header.name},
-        )
+        audit.describe(tx, f"study {study_label(num)}", None, _audited(header, study))
         rows.insert(tx, header, study_progress(study, counts, None))
         rows.put_trials(tx, [trial_row(study, trial, now) for trial in study.trials], [])
         reason = {"state": study.state.value, "code": study.reason.code.value, "message": ""}
@@ -256,6 +257,13 @@ def submit_study(
         return num
 
     return int(platform.store.transact(lambda tx: once(tx, key, lambda: store(tx))))
+
+
+def _audited(header: StudyHeader, study: Study) -> dict[str, Any]:
+    """What the audit log shows of a new study."""
+    shown = {name: header.spec.get(name) for name in ("space", "search")}
+    own = {"project": header.project, "owner": header.owner, "name": header.name}
+    return own | shown | audited_study(study)
 
 
 def _submission(

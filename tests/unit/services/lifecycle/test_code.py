@@ -35,7 +35,8 @@ def upload(home: HomeLayout, content: bytes, digest: str | None = None) -> str:
     one = code.CodeUpload(home, digest)
     try:
         one.write(content)
-        one.finish()
+        one.verify()
+        one.publish()
     finally:
         one.abandon()
     return digest
