@@ -7,10 +7,13 @@ from decimal import Decimal
 import pytest
 
 from integration.rig import Rig, ScriptedSupervisor
+from phalanx.core.cost.ledger import DAY_US
 from phalanx.errors import UserError
 from phalanx.schemas.api.cost_prices import PriceRequest
 from phalanx.schemas.wire import supervision as wire
-from phalanx.services.cost.report import storage_step
+from phalanx.services.cost import report as cost_reports
+from phalanx.services.cost.report import DAYS_AT_ONCE, storage_step
+from phalanx.store.storage import objects
 
 pytestmark = pytest.mark.integration
 HOUR, DAY = 3600, 86_400
@@ -144,3 +147,49 @@ def test_a_price_of_storage_cannot_begin_in_what_is_settled(
         rig.client.costs.set_prices([PriceRequest(kind="storage", pool="gpu", usd=Decimal(1))])
     with pytest.raises(UserError, match="names no store"):
         rig.client.costs.set_prices([PriceRequest(store="s3://a", usd=Decimal(1))])
+
+
+def test_a_long_time_is_settled_in_transactions_of_a_few_days(
+    rig: Rig, supervisor: ScriptedSupervisor
+) -> None:
+    prices(rig)
+    commit(supervisor, 1, 10)
+    upload(supervisor, 1, 10)
+    ends = [rig.clock.now()]
+    rig.clock.advance(34 * DAY)
+    expected = rig.client.costs.report("store")
+    more = True
+    while more:
+        more = storage_step(rig.platform, rig.clock.now())
+        ends.append(rig.store.view(objects.settled_to))
+        assert ends[-2] < ends[-1] <= ends[-2] + DAYS_AT_ONCE * DAY_US
+        # What is not settled yet is computed: reports say the same all the time.
+        assert rig.client.costs.report("store") == expected
+    assert len(ends) == 18 and ends[-1] == rig.clock.now()
+    assert storage_step(rig.platform, rig.clock.now()) is False
+
+
+def test_a_transaction_settles_the_begins_of_a_few_objects(
+    rig: Rig, supervisor: ScriptedSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost_reports, "OBJECTS_AT_ONCE", 3)
+    begins, ends = [], []
+    for step in range(10):
+        rig.clock.advance(60)
+        begins.append(rig.clock.now())
+        commit(supervisor, step, 1)
+    for step in range(8):
+        rig.clock.advance(60)
+        ends.append(rig.clock.now())
+        remove(supervisor, step)
+    rig.clock.advance(HOUR)
+    expected = rig.client.costs.report("store")
+    begin, more = begins[0], True
+    while more:
+        more = storage_step(rig.platform, rig.clock.now())
+        end = rig.store.view(objects.settled_to)
+        for times in (begins, ends):
+            assert sum(begin < at < end for at in times) <= 3
+        begin = end
+    assert begin == rig.clock.now()
+    assert rig.client.costs.report("store") == expected

@@ -153,9 +153,9 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
     def spend(now: int) -> int | None:
         budgets_step(platform, now)
         fold_step(platform)
-        storage_step(platform, now)
         quotas_step(platform, now)
-        return None
+        # With a part of a long time settled, other writers and the budgets come first.
+        return now if storage_step(platform, now) else None
 
     return (
         ServiceLoop("clock", Timekeeper(platform.store, context.clock).step, (), CLOCK_TICK_S),

@@ -27,6 +27,10 @@ _FORECAST_DAYS = 31
 _HOUR_US = 3600 * 1_000_000
 _SETTLED_EVERY_US = 300 * 1_000_000
 _LOGS_EVERY_US = _HOUR_US
+DAYS_AT_ONCE = 2
+"""The days that one transaction settles, at most."""
+OBJECTS_AT_ONCE = 10_000
+"""Kept objects that begin, and those that end, in the time that one transaction settles, at most."""
 
 
 def cost_report(
@@ -138,17 +142,30 @@ def fold_step(platform: Platform) -> None:
         platform.store.transact(days.fold)
 
 
-def storage_step(platform: Platform, now: int) -> None:
-    """Settle kept and moved bytes up to now, every five minutes.
+def storage_step(platform: Platform, now: int) -> bool:
+    """Settle kept and moved bytes, every five minutes; True: more is left for the next call.
 
-    A price that is set meanwhile waits for the lock, or is seen (docs/decisions/0130).
+    One transaction settles a part of the time: other writers do not wait for months. A price that is set
+    meanwhile waits for the lock, or is seen (docs/decisions/0130).
     """
 
-    def work(tx: Tx) -> None:
+    def work(tx: Tx) -> bool:
         objects.note_logs(tx, now, now - _LOGS_EVERY_US)
         settled = objects.lock(tx) or objects.first_begin(tx) or now
-        storage_days.add(tx, accrued(tx, prices.table(tx), settled, now))
-        objects.set_settled(tx, max(now, settled))
+        end = settle_end(tx, settled, now)
+        storage_days.add(tx, accrued(tx, prices.table(tx), settled, end))
+        objects.set_settled(tx, max(end, settled))
+        return end < now
 
-    if now - platform.store.view(objects.settled_to) >= _SETTLED_EVERY_US:
-        platform.store.transact(work)
+    if now - platform.store.view(objects.settled_to) < _SETTLED_EVERY_US:
+        return False
+    return platform.store.transact(work)
+
+
+def settle_end(tx: Tx, begin: int, now: int) -> int:
+    """The end of the time that one transaction settles.
+
+    It has `DAYS_AT_ONCE` days at most, and `OBJECTS_AT_ONCE` objects at most begin or end in it.
+    """
+    last = min(now, begin + DAYS_AT_ONCE * DAY_US)
+    return objects.end_of_some(tx, begin, last, OBJECTS_AT_ONCE)

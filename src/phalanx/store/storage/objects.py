@@ -49,6 +49,18 @@ def first_begin(tx: Tx) -> int | None:
     return None if found is None else int(found)
 
 
+def end_of_some(tx: Tx, begin: int, end: int, most: int) -> int:
+    """The latest time up to `end` before which `most` objects at most begin, and as many end.
+
+    Objects of one moment are not divided. It is later than `begin` where `end` is.
+    """
+    for column in (_HERE.from_at, _HERE.to_at):
+        query = select(column).where(column > begin, column < end).order_by(column).offset(most)
+        found = tx.conn.execute(query.limit(1)).scalar()
+        end = end if found is None else int(found)
+    return end
+
+
 def keep(tx: Tx, job: int, path: str, now: int, *, size: int | None = None) -> None:
     """Note that a checkpoint is kept: at its path, or with `size`, its copy in the store of its job.
 
