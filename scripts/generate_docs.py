@@ -6,6 +6,7 @@ docs/reference/job-spec.schema.json    its JSON schema
 docs/reference/study-spec.md           from the model of the study spec, with study-spec.schema.json
 docs/reference/pool-file.md            from the models of the pool file and the project file,
 docs/reference/project-file.md         with pool-file.schema.json and project-file.schema.json
+docs/reference/foreign-jobs.md         from the tables of keys of other tools' job files
 docs/reference/states.md               from the transition table
 docs/reference/errors.md               from the exception tree and the exit codes
 docs/reference/settings.md             from the model of the control plane's settings
@@ -45,6 +46,7 @@ from phalanx.core.search.model import TrialStatus
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Kind
 from phalanx.core.tenancy.roles import OF_ALL, PERMISSIONS, Permission, UserRole
 from phalanx.kit.units import format_duration
+from phalanx.schemas.foreign.formats import TABLES
 from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
 from phalanx.schemas.pools.pool_file import PoolFile
 from phalanx.schemas.pools.project_file import ProjectFile
@@ -227,6 +229,24 @@ def spec_page() -> str:
         table(["cause", "restarts", "counted within", "first wait"], budgets),
     ]
     return page("Job spec", intro, table(["field", "default", "meaning"], rows), *defaults)
+
+
+def foreign_page() -> str:
+    intro = (
+        "What `phalanx submit` makes of each key of job files of other tools. *mapped*: becomes the named "
+        "key of the [job spec](spec.md). *dropped*: has no effect, with a warning. *refused*: one message "
+        "with the line, and no job. A key that is in no table is refused. `*` stands for any name or entry "
+        "of a list; a row holds for all keys below it that have no row. Keys marked *local* are left out "
+        "by `--local`. [How to submit such files](../how-to/foreign-jobs.md)."
+    )
+    parts = []
+    for tool, keys in TABLES:
+        rows = [
+            [f"`{rule.path}`", rule.action.value, rule.text, "local" if rule.of_image else ""]
+            for rule in keys.rules
+        ]
+        parts += [f"## {tool}", "", table(["key", "", "becomes, or why not", ""], rows)]
+    return page("Job files of other tools", intro, *parts)
 
 
 def study_page() -> str:
@@ -529,6 +549,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "pool-file.schema.json": lambda: as_text(json_schema(PoolFile)),
     "project-file.md": project_page,
     "project-file.schema.json": lambda: as_text(json_schema(ProjectFile)),
+    "foreign-jobs.md": foreign_page,
     "states.md": states_page,
     "errors.md": errors_page,
     "settings.md": settings_page,

@@ -12,6 +12,7 @@ import typer.main
 import yaml
 
 from phalanx.cli.app import app
+from phalanx.schemas.foreign.formats import convert
 from phalanx.schemas.pools.pool_file import EXECUTORS, read_pools
 from phalanx.schemas.pools.project_file import check_tree, read_projects
 from phalanx.schemas.spec.document import validate_spec
@@ -118,6 +119,10 @@ def test_every_example_spec_is_valid():
             assert read_pools(data, EXECUTORS).entries, path
         elif "projects" in data:
             assert check_tree(read_projects(data).projects) == [], path
+        elif "apiVersion" in data:
+            found = convert(path.read_text(), path.name, local=True)
+            assert found is not None and not found.problems, path
+            assert validate_spec(found.spec), path
         elif "model" in data:
             assert read_recipe(["--config", str(path)])[0].model in MODELS, path
         else:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
 
 _DURATION_S = {
     "us": 1e-6,
@@ -90,6 +93,29 @@ def parse_size(text: str | int) -> int:
     if text > MAX_SIZE_BYTES:
         raise ValueError("a size is less than 8 EiB")
     return text
+
+
+_FACTORS: Mapping[str, Decimal] = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "": Decimal(1),
+    **{unit: Decimal(1000) ** (n + 1) for n, unit in enumerate("kMGTPE")},
+    **{f"{unit}i": Decimal(1024) ** (n + 1) for n, unit in enumerate("KMGTPE")},
+}
+
+
+def parse_quantity(text: Any) -> Decimal:
+    """The amount that a Kubernetes quantity such as `500m`, `8Gi` or `1e3` is. Raises ValueError."""
+    number, unit = str(text).strip(), ""
+    for length in (2, 1):
+        if number[-length:] in _FACTORS and not number[-length:].isdigit():
+            number, unit = number[:-length], number[-length:]
+            break
+    try:
+        return Decimal(number) * _FACTORS[unit]
+    except InvalidOperation as error:
+        raise ValueError(f"{text!r} is no quantity") from error
 
 
 def format_duration(seconds: float) -> str:

@@ -18,7 +18,8 @@ from phalanx.executors.kubernetes.manifests import (
     pod_object,
 )
 from phalanx.executors.kubernetes.pod import MAX_MESSAGE_BYTES, bootstrap, trimmed
-from phalanx.executors.kubernetes.quantities import parse_quantity, requested
+from phalanx.executors.kubernetes.quantities import requested
+from phalanx.kit.units import parse_quantity
 from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
 from phalanx.schemas.pools.pool_file import EXECUTORS, read_pool_file, read_pools
 from phalanx.schemas.wire.assignments import Assignment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +33,20 @@ if TYPE_CHECKING:
 
 _CHUNK = 2**20
 SHOW = "show"
+JOB_FILES = (".yaml", ".yml", ".sbatch", ".slurm")
+"""Endings of job files, which `run` submits."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFlags:
+    """Flags of a submission of files; None or empty: not given."""
+
+    ranks: int | None = None
+    on_final_failure: str | None = None
+    depends_on: Sequence[str] = ()
+    values: Sequence[str] = ()
+    local: bool = False
+    explain: bool = False
 
 
 Command = Annotated[
@@ -130,7 +144,23 @@ Template = Annotated[
 TemplateValues = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="A parameter of the template; may be repeated."
+        "--set",
+        metavar="NAME=VALUE",
+        help="A parameter of the template, or a placeholder of another tool's file; may be repeated.",
+    ),
+]
+Local = Annotated[
+    bool,
+    typer.Option(
+        "--local",
+        help="Run the command of another tool's file here, without its image, volumes and nodes.",
+    ),
+]
+Explain = Annotated[
+    bool,
+    typer.Option(
+        "--explain",
+        help="Print what becomes of each key of another tool's file, and submit nothing.",
     ),
 ]
 NoWarm = Annotated[bool, typer.Option("--no-warm", help="Start ranks without the warm process.")]
@@ -175,6 +205,9 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     warm_import: WarmImport = None,
     requirements: Requirements = None,
     package: Package = None,
+    values: TemplateValues = None,
+    local: Local = False,
+    explain: Explain = False,
     detach: Detach = False,
     all_ranks: AllRanks = False,
     dry_run: DryRun = False,
@@ -182,6 +215,7 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     """Run a script or command as a job of N ranks, and follow it.
 
     The job gets your environment and a copy of your folder; secret variables are not stored with it.
+    A job file (.yaml, .yml, .sbatch, .slurm) is submitted as by `submit`, and followed.
     Ctrl-C cancels the job and waits until its ranks have saved; a second Ctrl-C detaches.
     """
     from phalanx.cli.client.run_spec import RunFlags
@@ -207,7 +241,33 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         requirements=requirements,
         packages=package or (),
     )
-    _run(ctx.obj, command or [], flags, env or [], SHOW if dry_run else after(detach, all_ranks))
+    wanted = FileFlags(ranks=ranks, values=values or (), local=local, explain=explain)
+    then = SHOW if dry_run else after(detach, all_ranks)
+    _run_or_submit(ctx.obj, command or [], flags, env or [], wanted, then)
+
+
+def _run_or_submit(
+    session: Session,
+    words: Sequence[str],
+    flags: RunFlags,
+    env: Sequence[str],
+    wanted: FileFlags,
+    then: str,
+) -> None:
+    """Submit the job file that is the only word, or run the words."""
+    from phalanx.cli.client.run_spec import RunFlags
+    from phalanx.errors import UserError
+
+    if len(words) != 1 or not words[0].endswith(JOB_FILES):
+        _refuse_file_flags(wanted.values, wanted.local, wanted.explain)
+        _run(session, words, flags, env, then)
+        return
+    if env or flags != RunFlags(ranks_per_node=wanted.ranks):
+        raise UserError(
+            f"{words[0]} is a job file: flags that set keys of a spec do not apply",
+            "write them in the file; -n, --set, --local, --explain, --detach and --dry-run apply",
+        )
+    _submit_files(session, [Path(words[0])], wanted, then)
 
 
 def _run(
@@ -284,7 +344,8 @@ def submit(  # noqa: PLR0913 (one parameter for each flag)
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="FILE...", help="Job specs in YAML; a file may have several documents."
+            metavar="FILE...",
+            help="Job specs in YAML, with one or several documents, or job files of other tools.",
         ),
     ] = None,
     template: Template = None,
@@ -296,6 +357,8 @@ def submit(  # noqa: PLR0913 (one parameter for each flag)
     ] = None,
     on_final_failure: OnFinalFailure = None,
     depends_on: DependsOn = None,
+    local: Local = False,
+    explain: Explain = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the job, as `run` does.")
     ] = False,
@@ -304,44 +367,94 @@ def submit(  # noqa: PLR0913 (one parameter for each flag)
 ) -> None:
     """Submit jobs from spec files, all or none; paths in them are relative to the file.
 
-    The flags hold for every job. A job may depend on another one of the same call by its name.
+    A file of another tool, such as a PyTorchJob, is converted; each of its keys is mapped, dropped with a
+    warning or refused. The flags hold for every job. A job may depend on another one of the same call by
+    its name.
     """
     session: Session = ctx.obj
     from phalanx.errors import UserError
-    from phalanx.schemas.spec.document import load_specs
 
     if template is not None:
+        _refuse_file_flags((), local, explain, "a template")
         if files or ranks is not None or on_final_failure is not None or depends_on:
             raise UserError("--template takes neither files nor flags of the spec", "write --set")
         then = after(not follow, all_ranks)
         _submit_template(session, template, values or (), project or "default", then, dry_run)
         return
-    if not files or values or project is not None:
-        raise UserError("name a spec file", "--set and --project are for --template NAME")
+    if not files or project is not None:
+        raise UserError("name a spec file", "--project is for --template NAME")
+    wanted = FileFlags(
+        ranks=ranks,
+        on_final_failure=on_final_failure,
+        depends_on=depends_on or (),
+        values=values or (),
+        local=local,
+        explain=explain,
+    )
+    then = SHOW if dry_run else after(not follow, all_ranks)
+    _submit_files(session, files, wanted, then)
+
+
+def _submit_files(session: Session, files: Sequence[Path], wanted: FileFlags, then: str) -> None:
+    """Submit the jobs of spec files and of other tools' files, and follow the one as `then` says."""
+    from phalanx.errors import UserError
+
     found: list[tuple[JobSpec, Path]] = []
     for path in [session.invocation.cwd / file for file in files]:
-        for spec in load_specs(path):
-            if ranks is not None:
-                spec = _with_ranks(spec, ranks)
-            if on_final_failure is not None:
-                spec = _with_final_failure(spec, on_final_failure)
-            if depends_on:
-                spec = _with_dependencies(spec, depends_on)
+        for spec in _specs_of(session, path, wanted):
+            if wanted.ranks is not None:
+                spec = _with_ranks(spec, wanted.ranks)
+            if wanted.on_final_failure is not None:
+                spec = _with_final_failure(spec, wanted.on_final_failure)
+            if wanted.depends_on:
+                spec = _with_dependencies(spec, wanted.depends_on)
             _refuse_unsupported(spec)
             found.append((spec, _root(path, spec)))
+    if wanted.explain:
+        return
     if len(found) > 1 or found[0][0].array is not None:
-        if follow:
+        if then not in ("leave", SHOW):
             raise UserError(
                 "--follow is for one job", "use `phalanx wait` or `phalanx logs -f JOB`"
             )
-        _submit_batch(session, found, dry_run)
+        _submit_batch(session, found, then == SHOW)
         return
-    if dry_run:
+    if then == SHOW:
         _print_resolved(session, found[0][0])
         return
     session.begin()
     request = {"kind": "submit", "owner": session.invocation.owner()}
-    _submit(session, *found[0], request, after(not follow, all_ranks))
+    _submit(session, *found[0], request, then)
+
+
+def _specs_of(session: Session, path: Path, wanted: FileFlags) -> list[JobSpec]:
+    """The specs of a file, or of the file of another tool; nothing is read twice. Raises SpecInvalid."""
+    from phalanx.cli.client.foreign_specs import explain, placeholders, read_foreign, spec_of
+    from phalanx.schemas.spec.document import load_specs
+
+    values = placeholders(wanted.values)
+    foreign = read_foreign(path, values, wanted.local, session.invocation)
+    if foreign is None:
+        _refuse_file_flags(wanted.values, wanted.local, wanted.explain, path.name)
+        return load_specs(path)
+    if wanted.explain:
+        explain(foreign, path)
+    return [spec_of(foreign, path, wanted.local)]
+
+
+def _refuse_file_flags(
+    values: Sequence[str], local: bool, explained: bool, name: str = "this command"
+) -> None:
+    """Refuse the flags for files of other tools where there is none."""
+    given = [("--set", values), ("--local", local), ("--explain", explained)]
+    flags = [flag for flag, one in given if one]
+    if flags:
+        from phalanx.errors import UserError
+
+        raise UserError(
+            f"{', '.join(flags)}: {name} is not a file of another tool",
+            "--set is for placeholders in such files, and for --template NAME",
+        )
 
 
 def _submit_template(

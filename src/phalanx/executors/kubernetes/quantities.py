@@ -1,32 +1,12 @@
-"""Amounts of resources in Kubernetes objects: parse quantities, sum what a pod requests."""
+"""Amounts of resources in Kubernetes objects: sum what a pod requests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
-_FACTORS: Mapping[str, Decimal] = {
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    "": Decimal(1),
-    **{unit: Decimal(1000) ** (n + 1) for n, unit in enumerate("kMGTPE")},
-    **{f"{unit}i": Decimal(1024) ** (n + 1) for n, unit in enumerate("KMGTPE")},
-}
-
-
-def parse_quantity(text: Any) -> Decimal:
-    """The amount that a quantity such as `500m`, `8Gi` or `1e3` stands for. Raises ValueError."""
-    number, unit = str(text).strip(), ""
-    for length in (2, 1):
-        if number[-length:] in _FACTORS and not number[-length:].isdigit():
-            number, unit = number[:-length], number[-length:]
-            break
-    try:
-        return Decimal(number) * _FACTORS[unit]
-    except InvalidOperation as error:
-        raise ValueError(f"{text!r} is no quantity") from error
+from phalanx.kit.units import parse_quantity
 
 
 def amounts(section: Mapping[str, Any] | None) -> dict[str, Decimal]:

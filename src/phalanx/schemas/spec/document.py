@@ -31,12 +31,13 @@ _BLOCK = re.compile(
 )
 
 
-class _Loader(yaml.SafeLoader):
+class SpecLoader(yaml.SafeLoader):
     """YAML 1.2's idea of plain values: `yes` is text, `1:30` is text, keys are not repeated."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """The mapping of a node. Raises ConstructorError for a key that is given twice."""
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -64,10 +65,10 @@ _PLAIN: tuple[tuple[str, str, list[str]], ...] = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
 )
 for _tag, _pattern, _first in _PLAIN:
-    _Loader.add_implicit_resolver(
+    SpecLoader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first
     )
-_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+SpecLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 
 
 def validate_spec(data: Mapping[str, Any], under: str = "") -> JobSpec:
@@ -82,7 +83,7 @@ def validate_spec(data: Mapping[str, Any], under: str = "") -> JobSpec:
 def read_yaml(text: str, origin: str, noun: str = "a job spec") -> dict[str, Any]:
     """The mapping in a YAML text. Raises SpecInvalid naming `origin`, the line and the column."""
     try:
-        data = yaml.load(text, Loader=_Loader)
+        data = yaml.load(text, Loader=SpecLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{origin}, line {mark.line + 1}, column {mark.column + 1}" if mark else origin
@@ -102,7 +103,7 @@ def load_specs(path: Path) -> list[JobSpec]:
     """The specs of a file, which may have several YAML documents. Raises SpecInvalid as `load_spec`."""
     text = read_text(path)
     try:
-        documents = list(yaml.load_all(text, Loader=_Loader))
+        documents = list(yaml.load_all(text, Loader=SpecLoader))
     except (yaml.YAMLError, RecursionError):
         documents = []
     if len(documents) < 2:

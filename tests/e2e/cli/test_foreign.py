@@ -1,0 +1,58 @@
+"""Job files of other tools through the command line: real training on this machine, and refusals."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from e2e.cli.test_embedded import Home
+
+pytestmark = pytest.mark.e2e
+EXAMPLES = Path(__file__).parents[3] / "examples" / "foreign"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
+    one = Home(tmp_path)
+    yield one
+    for process in one.servers():
+        process.terminate()
+    psutil.wait_procs(one.servers(), timeout=60)
+
+
+def test_a_pytorchjob_trains_on_this_machine(home: Home) -> None:
+    code, out, err = home.run("submit", "pytorchjob.yaml", "--local", "--follow")
+    assert code == 0, err
+    losses = [float(line.split()[3]) for line in out.splitlines() if "world 2" in line]
+    assert len(losses) == 20
+    assert losses[-1] < losses[0] / 10
+    assert "image dropped: left out by --local" in err
+
+
+def test_a_slurm_script_trains_on_this_machine(home: Home) -> None:
+    code, out, err = home.run("submit", "train.sbatch", "--follow")
+    assert code == 0, err
+    assert sum("world 2" in line for line in out.splitlines()) == 20
+    assert "partition" not in err
+    assert "line 6: output dropped: output is stored with the job" in err
+
+
+def test_an_explanation_needs_no_control_plane_and_a_refusal_names_the_line(home: Home) -> None:
+    code, out, err = home.run("run", "pytorchjob.yaml", "--local", "--explain")
+    assert (code, home.servers()) == (0, []), err
+    assert "line 5: metadata.namespace dropped" in out
+    code, _, err = home.run("submit", "pytorchjob.yaml")
+    assert code == 1
+    assert "pytorchjob.yaml, line 19: image: not yet supported" in err
+    code, _, err = home.run("submit", "pytorchjob.yaml", "--local", "--set", "X=1")
+    assert code != 0
+    assert "--set X: the file has no such placeholder" in err
+    (home.root / "own.yaml").write_text("run: 'true'\n")
+    code, _, err = home.run("submit", "own.yaml", "--local")
+    assert code != 0
+    assert "--local: own.yaml is not a file of another tool" in err
