@@ -7,7 +7,9 @@ import pytest
 from integration.rig import Rig, spec
 from phalanx.core.cost.ledger import Account
 from phalanx.errors import SpecInvalid, UserError
-from phalanx.schemas.api.jobs import SubmitRequest
+from phalanx.schemas.api.jobs import ChangeRequest, CloneRequest, SubmitRequest
+from phalanx.schemas.api.schedules import PutScheduleRequest
+from phalanx.schemas.api.templates import SubmitTemplateRequest
 from phalanx.schemas.wire import supervision as wire
 from phalanx.services.cost.budgets import budgets_step
 from phalanx.services.cost.report import fold_step
@@ -385,3 +387,48 @@ def test_a_wrong_budget_of_a_spec_is_refused(rig: Rig, budget: dict, message: st
     with pytest.raises(SpecInvalid, match=message):
         rig.submit(budget=budget)
     assert rig.client.costs.budgets() == []
+
+
+def own_budget(rig: Rig, num: int) -> tuple[str, float | None, int]:
+    found = rig.job(num).budget
+    assert found is not None and (found.scope, found.name) == ("job", str(num))
+    return str(found.usd), found.slot_hours, found.pause_percent
+
+
+def test_jobs_of_clones_templates_and_schedules_have_the_budget_of_the_spec(rig: Rig) -> None:
+    limits = {"usd": 4.5, "slot_hours": 2, "pause_at": 150}
+    num = rig.submit(budget=limits)
+    body = spec(budget=limits | {"usd": "${params.usd}"})
+    template = {"schema": 1, "parameters": {"usd": {"type": "float", "default": 4.5}}, "job": body}
+    rig.client.templates.put("tune", template)
+    made = rig.client.templates.submit("tune", SubmitTemplateRequest(owner="ada"))
+    schedule = PutScheduleRequest(spec=spec(budget=limits), cron="0 * * * *", owner="ada")
+    rig.client.schedules.put("nightly", schedule)
+    run = rig.client.schedules.run("nightly")
+    clone = rig.client.clone(num, CloneRequest()).job
+    more = rig.client.clone(num, CloneRequest(set={"budget.usd": 9})).job
+    assert clone is not None and more is not None and run.job is not None
+    for one in (num, clone.num, made.jobs[0].num, run.job):
+        assert own_budget(rig, one) == ("4.5", 2, 150)
+    assert own_budget(rig, more.num) == ("9", 2, 150)
+    assert rig.job(rig.submit()).budget is None
+    assert {one.budget for one in rig.client.jobs().jobs} == {None}  # of a single job only
+
+
+def test_a_changed_budget_counts_at_once(rig: Rig) -> None:
+    num = rig.submit(budget={"slot_hours": 0.01})
+    launch(rig, num)
+    rig.clock.advance(60)
+    budgets_step(rig.platform, rig.clock.now())
+    assert rig.job(num).reason.code == "cost_budget"
+    held = rig.job(num).budget
+    assert held is not None and held.state == "pausing" and held.used_percent > 100
+    view = rig.client.change(num, ChangeRequest(budget={"slot_hours": 3}))
+    assert view.spec is not None and view.spec["budget"]["slot_hours"] == 3
+    budgets_step(rig.platform, rig.clock.now())
+    found = rig.job(num).budget
+    assert found is not None and (found.slot_hours, found.state) == (3, "open")
+    assert [one.percent for one in found.alerts] == []  # told anew once they are reached again
+    rig.client.change(num, ChangeRequest(budget=None))
+    assert rig.job(num).budget is None and rig.client.costs.budgets() == []
+    rig.check_log(num)

@@ -227,6 +227,7 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
         ("restarts", _restarts(view)),
         ("lineage", None if lineage is None else _lineage(lineage)),
         ("cost", _cost(view)),
+        ("budget", _budget(view)),
         ("checkpoints", _checkpoints(view)),
         ("code", view.code and view.code[:12]),
         ("folder", view.directory),
@@ -243,6 +244,20 @@ def _cost(view: JobView) -> str | None:
     usd = "" if one.usd is None else f", {one.usd:.2f} USD"
     each = "".join(f"\n{name}: {said}" for name, said in unit_lines(view.unit_costs))
     return f"{output.number(one.held / 3600)} slot-hours{wasted}{usd}{each}"
+
+
+def _budget(view: JobView) -> str | None:
+    """The limits of the job's own budget, and how much of them is used."""
+    one = view.budget
+    if one is None:
+        return None
+    limits = [
+        None if one.usd is None else f"{one.usd:.2f} USD",
+        None if one.slot_hours is None else f"{output.number(one.slot_hours)} slot-hours",
+    ]
+    said = " and ".join(limit for limit in limits if limit is not None)
+    state = "" if one.state == "open" else f", {one.state}"
+    return f"{one.used_percent} % of {said} used{state}; pauses at {one.pause_percent} %"
 
 
 def _restarts(view: JobView) -> str:

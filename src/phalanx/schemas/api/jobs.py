@@ -8,7 +8,7 @@ from pydantic import Field
 
 from phalanx.core.jobs.model import JobState
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, ShownAs
-from phalanx.schemas.api.cost import CostView, EstimateView, UnitCostView
+from phalanx.schemas.api.cost import BudgetView, CostView, EstimateView, UnitCostView
 from phalanx.schemas.api.provenance import SourceRequest
 from phalanx.schemas.spec.job import JobSpec
 
@@ -211,7 +211,10 @@ class DependencyView(ResponseBody):
 
 
 class JobView(ResponseBody):
-    """A job. Only a single job has `ranks`, `nodes`, `waits_for`, `lineage`, `cost` and `unit_costs`."""
+    """A job.
+
+    Only a single job has `ranks`, `nodes`, `waits_for`, `lineage`, `cost`, `unit_costs` and `budget`.
+    """
 
     num: int
     label: str
@@ -253,6 +256,7 @@ class JobView(ResponseBody):
     lineage: LineageView | None = None
     cost: CostView | None = None  # up to now
     unit_costs: list[UnitCostView] = Field(default_factory=list)  # what it reported; up to now
+    budget: BudgetView | None = None  # of this job alone, with what it has used up to now
     communication: CommunicationView | None = None  # of the live placement
     spec: dict[str, Any] | None = None
     withheld: list[str] = Field(default_factory=list)  # names of its secret variables

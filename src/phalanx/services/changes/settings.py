@@ -27,7 +27,7 @@ from phalanx.services.lifecycle.admission import (
     over_quota,
 )
 from phalanx.services.lifecycle.commit import commit_events
-from phalanx.services.lifecycle.submit import Limits, limits_now
+from phalanx.services.lifecycle.submit import Limits, change_budget, limits_now
 from phalanx.services.platform import Platform
 from phalanx.store import jobs
 from phalanx.store.database import Tx
@@ -77,6 +77,8 @@ def change(
         event = SettingsChanged(before, after, spec.max_duration)
         facts = _facts_with(stored.facts, after, spec)
         commit_events(tx, num, [event], now, actor, known=stored, facts=facts)
+        if "budget" in after:
+            change_budget(tx, num, spec)
 
     platform.store.transact(work)
 

@@ -7,30 +7,24 @@ plane that starts anew continues where the last one ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from decimal import Decimal
 
 from phalanx.core.cost.budgets import (
     BudgetPeriod,
     BudgetScope,
     BudgetState,
     CostBudget,
-    Spending,
     judged,
-    percent_of,
-    period_start,
 )
-from phalanx.core.cost.price_table import PriceTable
 from phalanx.core.cost.prices import NANO
 from phalanx.core.cost.totals import usd_of
 from phalanx.core.jobs.events import Resumed, StopRequested
 from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import NotFound
-from phalanx.schemas.api.body import at_of
-from phalanx.schemas.api.cost import BudgetAlertView, BudgetView, SetBudgetRequest
-from phalanx.services.ledger.settle import held_by
+from phalanx.schemas.api.cost import BudgetView, SetBudgetRequest
+from phalanx.services.ledger.budgets import HOUR_US, budget_view, spent_of
 from phalanx.services.lifecycle.commit import QUEUE, commit_events
 from phalanx.services.platform import Platform
 from phalanx.store import jobs
@@ -42,7 +36,6 @@ from phalanx.store.tenancy import audit
 
 _LOG = logging.getLogger(__name__)
 _ACTOR = "budgets"
-_HOUR_US = 3600 * 1_000_000
 
 
 def set_budget(
@@ -57,7 +50,7 @@ def set_budget(
         scope,
         name,
         nano_usd=None if usd is None else int(usd * NANO),
-        slot_us=None if hours is None else round(hours * _HOUR_US),
+        slot_us=None if hours is None else round(hours * HOUR_US),
         period=BudgetPeriod(request.period),
         warn=tuple(sorted(set(request.warn))),
         pause_percent=request.pause_percent,
@@ -66,8 +59,7 @@ def set_budget(
     def work(tx: Tx) -> BudgetView:
         if scope is BudgetScope.JOB:
             jobs.load(tx, int(name))
-        known = {(one.scope, one.name): one for one in budgets.budgets_now(tx)}
-        before = known.get((scope, name))
+        before = budgets.find(tx, scope, name)
         kept = fresh if before is None else replace(fresh, since=before.since, alerts=before.alerts)
         _, holding = platform.scheduler_cache.rows.jobs(tx)
         spent = spent_of(tx, kept, holding, prices.table(tx), now)
@@ -75,7 +67,7 @@ def set_budget(
         audit.describe(tx, _place(scope, name), _audited(before), _audited(done))
         budgets.put_budget(tx, done)
         tx.touched.topics.update((BUDGETS, QUEUE))
-        return _view(done, spent)
+        return budget_view(done, spent)
 
     return platform.store.transact(work)
 
@@ -84,10 +76,10 @@ def remove_budget(platform: Platform, scope: BudgetScope, name: str) -> None:
     """Remove a budget; what it held or paused goes on. Raises NotFound."""
 
     def work(tx: Tx) -> None:
-        known = {(one.scope, one.name): one for one in budgets.budgets_now(tx)}
+        before = budgets.find(tx, scope, name)
         if not budgets.remove_budget(tx, scope, name):
             raise NotFound(f"there is no budget of {scope} {name}", "`phalanx budgets` lists them")
-        audit.describe(tx, _place(scope, name), _audited(known.get((scope, name))), None)
+        audit.describe(tx, _place(scope, name), _audited(before), None)
         tx.touched.topics.update((BUDGETS, QUEUE))
 
     platform.store.transact(work)
@@ -103,7 +95,7 @@ def _audited(one: CostBudget | None) -> dict[str, object] | None:
         return None
     return {
         "usd": None if one.nano_usd is None else str(usd_of(one.nano_usd)),
-        "slot_hours": None if one.slot_us is None else one.slot_us / _HOUR_US,
+        "slot_hours": None if one.slot_us is None else one.slot_us / HOUR_US,
         "period": one.period.value,
         "warn": one.warn,
         "pause_percent": one.pause_percent,
@@ -117,33 +109,12 @@ def list_budgets(platform: Platform, projects: Sequence[str] | None, now: int) -
         _, holding = platform.scheduler_cache.rows.jobs(tx)
         table = prices.table(tx)
         return [
-            _view(one, spent_of(tx, one, holding, table, now))
+            budget_view(one, spent_of(tx, one, holding, table, now))
             for one in budgets.budgets_now(tx)
             if projects is None or (one.scope is BudgetScope.PROJECT and one.name in projects)
         ]
 
     return platform.store.view(work)
-
-
-def _view(one: CostBudget, spent: Spending) -> BudgetView:
-    return BudgetView(
-        scope=one.scope.value,
-        name=one.name,
-        label=one.label,
-        usd=None if one.nano_usd is None else usd_of(one.nano_usd),
-        slot_hours=None if one.slot_us is None else one.slot_us / _HOUR_US,
-        period=one.period.value,
-        warn=list(one.warn),
-        pause_percent=one.pause_percent,
-        state=one.state.value,
-        used_usd=usd_of(spent.nano_usd) if spent.nano_usd else Decimal(0),
-        used_slot_hours=spent.slot_us / _HOUR_US,
-        used_percent=percent_of(one, spent),
-        alerts=[
-            BudgetAlertView(percent=alert.percent, at=at_of(alert.at), message=alert.message)
-            for alert in one.alerts
-        ],
-    )
 
 
 def budgets_step(platform: Platform, now: int) -> None:
@@ -187,22 +158,3 @@ def _reason(among: list[CostBudget], stored: StoredJob) -> Reason | None:
         return None
     said = found.message.removesuffix(": no job of it starts")
     return Reason(ReasonCode.COST_BUDGET, f"{said}; raise the budget to continue")
-
-
-def spent_of(
-    tx: Tx, budget: CostBudget, holding: Iterable[StoredJob], table: PriceTable, now: int
-) -> Spending:
-    """What a budget has used in its present period, running jobs included."""
-    since = period_start(budget.period, now)
-    found = budgets.settled(tx, budget, since)
-    nano_usd, slot_us = found.nano_usd, found.slot_us
-    for stored in holding:
-        attempt, facts = stored.job.attempt, stored.facts
-        if attempt is None or attempt.placed_at is None:
-            continue
-        mine = budgets.hold_reason([budget], stored.job.num, facts.project, facts.owner)
-        if mine is not None:
-            begin = min(max(attempt.placed_at, since or 0), now)
-            nano_usd += table.nano_usd(held_by(stored, attempt), begin, now)
-            slot_us += (now - begin) * attempt.num_slots
-    return Spending(nano_usd, slot_us)

@@ -16,7 +16,7 @@ from phalanx.errors import ExecutorUnavailable
 from phalanx.schemas.api.cost import EstimatePointView, EstimateView
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.services.caches.planner_input import kind_of
-from phalanx.services.cost.budgets import spent_of
+from phalanx.services.ledger.budgets import spent_of
 from phalanx.services.lifecycle.admission import facts_of
 from phalanx.services.platform import Platform
 from phalanx.store import jobs

@@ -9,6 +9,7 @@ from typing import Any
 from phalanx.core.codec import encode
 from phalanx.core.contract.secrecy import WITHHELD, shown_spec, withhold
 from phalanx.core.contract.trial import TrialContract
+from phalanx.core.cost.budgets import BudgetScope
 from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.events import Submitted
 from phalanx.core.jobs.model import JobPolicy
@@ -33,7 +34,7 @@ from phalanx.services.lifecycle.admission import (
     over_project,
     over_quota,
 )
-from phalanx.services.lifecycle.commit import commit_new
+from phalanx.services.lifecycle.commit import QUEUE, commit_new
 from phalanx.services.lifecycle.folder_check import check_folder
 from phalanx.services.platform import Platform
 from phalanx.services.quotas.submitted import check_submitted
@@ -241,6 +242,24 @@ def store_budget(tx: Tx, num: int, spec: JobSpec) -> None:
     if spec.budget is not None:
         budgets.put_budget(tx, spec.budget.to_core(num))
         tx.touched.topics.add(budgets.BUDGETS)
+
+
+def change_budget(tx: Tx, num: int, spec: JobSpec) -> None:
+    """Give a job the budget that its changed spec names; without one, it has none any more.
+
+    What an earlier budget has told stays told.
+    """
+    before = budgets.find(tx, BudgetScope.JOB, str(num))
+    if spec.budget is not None:
+        fresh = spec.budget.to_core(num)
+        if before is not None:
+            kept = (before.warn, before.state, before.since, before.alerts)
+            warn, state, since, alerts = kept
+            fresh = replace(fresh, warn=warn, state=state, since=since, alerts=alerts)
+        budgets.put_budget(tx, fresh)
+    elif before is not None:
+        budgets.remove_budget(tx, BudgetScope.JOB, str(num))
+    tx.touched.topics.update((budgets.BUDGETS, QUEUE))
 
 
 def _check_requirements(home: HomeLayout, spec: JobSpec, digest: str | None) -> None:

@@ -39,6 +39,7 @@ from phalanx.schemas.api.jobs import (
 )
 from phalanx.services.changes.settings import settings_tag
 from phalanx.services.ledger.accounts import cost_of_job
+from phalanx.services.ledger.budgets import budget_of_job
 from phalanx.services.ledger.storage import storage_of_jobs
 from phalanx.services.lifecycle.assignments import checkpoint_dir
 from phalanx.services.platform import Platform
@@ -67,7 +68,11 @@ def job_view(platform: Platform, num: int, now: int | None = None) -> JobView:
         if now is not None:
             used = cost_of_job(tx, stored, now)
             kept = storage_of_jobs(tx, [num], now).get(num)
-            parts = {"cost": CostView.from_core(used, kept), "unit_costs": _unit_costs(found, used)}
+            parts = {
+                "cost": CostView.from_core(used, kept),
+                "unit_costs": _unit_costs(found, used),
+                "budget": budget_of_job(tx, stored, now),
+            }
             found = found.model_copy(update=parts)
         return found, stored, rows
 

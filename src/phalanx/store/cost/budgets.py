@@ -28,6 +28,14 @@ def budgets_now(tx: Tx) -> list[CostBudget]:
     return [_budget(row) for row in tx.conn.execute(_ALL).mappings()]
 
 
+def find(tx: Tx, scope: BudgetScope, name: str) -> CostBudget | None:
+    """The budget of a scope and name; None: there is none."""
+    here = cost_budgets.c
+    query = select(cost_budgets).where(here.scope == scope.value, here.name == name)
+    row = tx.conn.execute(query).mappings().first()
+    return None if row is None else _budget(row)
+
+
 def holding(tx: Tx) -> list[CostBudget]:
     """The budgets that let no job start."""
     return [_budget(row) for row in tx.conn.execute(_HELD).mappings()]
