@@ -3,13 +3,13 @@
     PlatformError(code, message, hint, retryable)
       UserError
         SpecInvalid(problems)   NotFound   Conflict   Unauthenticated   PermissionDenied
-        NotSupported   TooLarge   TooManyRequests*   PreconditionFailed
+        NotSupported   TooLarge   TooManyRequests*   PreconditionFailed   SecretRefused
       ExecutorError
         ExecutorUnavailable*    LaunchError
       StoreError
         LeaseLost   StaleRow    StoreCorrupt   StoreUnavailable*
       ServerError
-        ServerUnavailable*      StorageFull*
+        ServerUnavailable*      StorageFull*   SecretManagerUnavailable*
       TrainingError
         CheckpointCorrupt   CheckpointNotFound   CheckpointUnavailable*   CheckpointMissing
         FinalCheckpointNotSaved   RestoreMismatch
@@ -142,6 +142,13 @@ class TooManyRequests(UserError):
     retryable = True
 
 
+class SecretRefused(UserError):
+    """A secret manager does not give a value: its path, its key or a permission is missing."""
+
+    code = "secret_refused"
+    http_status = 422
+
+
 class ExecutorError(PlatformError):
     """An executor failed."""
 
@@ -214,6 +221,14 @@ class StorageFull(ServerError):
 
     code = "storage_full"
     http_status = 507
+    retryable = True
+
+
+class SecretManagerUnavailable(ServerError):
+    """A secret manager does not answer at present."""
+
+    code = "secret_manager_unavailable"
+    http_status = 503
     retryable = True
 
 

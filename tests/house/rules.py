@@ -65,7 +65,6 @@ BANNED = (
     "zygotes",
     "holes",
     "hole",
-    "vault",
 )
 
 #: Stored spellings that contain such a word: old data is read with them.

@@ -21,6 +21,7 @@ class Cause(StrEnum):
     FINAL_CHECKPOINT_NOT_SAVED = "final_checkpoint_not_saved"
     PARAMS_REJECTED = "params_rejected"
     SECRET_UNAVAILABLE = "secret_unavailable"
+    SECRET_MANAGER_UNAVAILABLE = "secret_manager_unavailable"
 
 
 class ReasonCode(StrEnum):
@@ -69,6 +70,7 @@ class ReasonCode(StrEnum):
     SECRET_UNAVAILABLE = "secret_unavailable"
     WAITING_FOR_USER_QUOTA = "waiting_for_user_quota"
     WAITING_FOR_TYPE_QUOTA = "waiting_for_type_quota"
+    SECRET_MANAGER_UNAVAILABLE = "secret_manager_unavailable"
 
 
 @dataclass(frozen=True, slots=True)

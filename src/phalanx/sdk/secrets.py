@@ -28,6 +28,14 @@ class SecretCalls(Transport):
         body = SetSecretRequest(value=value)
         return self._put(f"{_path(project)}/{quote(name, safe='')}", body, SecretView)
 
+    def refer(self, name: str, source: str, project: str | None = "default") -> SecretView:
+        """Have a secret read from a secret manager, such as `vault:phalanx/vision/hub#token`.
+
+        Raises UserError, SecretRefused, SecretManagerUnavailable.
+        """
+        body = SetSecretRequest(source=source)
+        return self._put(f"{_path(project)}/{quote(name, safe='')}", body, SecretView)
+
     def remove(self, name: str, project: str | None = "default") -> None:
         """Remove a secret. Raises NotFound."""
         self._delete(f"{_path(project)}/{quote(name, safe='')}")

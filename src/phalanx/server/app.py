@@ -65,6 +65,8 @@ from phalanx.services.lifecycle.numbers import continue_numbers
 from phalanx.services.login.provider import IdentityProvider
 from phalanx.services.platform import Clusters, NoClusters, Platform
 from phalanx.services.resources.pools import apply_pools
+from phalanx.services.secret_managers.references import SecretSource, SecretSources
+from phalanx.services.secret_managers.vault import VaultSource
 from phalanx.services.secrets.values import adopt_files
 from phalanx.services.timekeeping import open_clock
 from phalanx.store import Store, open_store, outbox
@@ -104,6 +106,17 @@ def provider_of(settings: Settings, clock: Clock) -> IdentityProvider | None:
     return None if config is None else IdentityProvider(config, clock.monotonic)
 
 
+def managers_of(settings: Settings, clock: Clock) -> SecretSources:
+    """The secret managers that references can name. Raises SpecInvalid."""
+    server, folder = settings.vault.resolved(), settings.secret_files.resolved()
+    managers: list[SecretSource] = []
+    if server is not None:
+        managers.append(VaultSource(server, clock.monotonic))
+    if folder is not None:
+        managers.append(folder)
+    return SecretSources(managers, clock.monotonic)
+
+
 def derived_key(token: str) -> bytes:
     """The key of supervisor tokens in homes that have no file for it."""
     return hashlib.sha256(b"supervisors:" + token.encode()).digest()
@@ -135,6 +148,7 @@ def build_context(  # noqa: PLR0913
             server_ca=server_ca,
             signing_key=signing_key or derived_key(token),
             given_keys=settings.secrets.resolved(),
+            managers=managers_of(settings, clock),
             base_env=base_environment(),
             contact_lost_after_s=settings.contact_lost_after_s,
             log_limit=settings.retention.log_bytes_per_job,

@@ -21,11 +21,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from phalanx.checkpoint.encryption import parse_keys
 from phalanx.core.scheduling import DEFAULT_POLICY, PlannerConfig
 from phalanx.core.tenancy.identities import ClaimNames
-from phalanx.errors import Problem, SpecInvalid
+from phalanx.errors import Problem, SpecInvalid, UserError
 from phalanx.kit.text import nearest
 from phalanx.kit.units import parse_duration, parse_size
 from phalanx.launch.linux import replace_environment
+from phalanx.launch.tls.trust import read_ca
 from phalanx.services.login.provider import LoginConfig, is_protected
+from phalanx.services.secret_managers.mounted_files import MountedFiles
+from phalanx.services.secret_managers.vault import VaultConfig, file_or_value
 from phalanx.store.secrets.envelope import GivenKeys, KeyWrapper
 
 _PREFIX = "PHALANX__"
@@ -113,6 +116,105 @@ def _printed_by(name: str, command: str) -> str:
             return done.stdout[:_MAX_KEYS].decode("ascii", "replace")
         said = f"the command ended with status {done.returncode}"
     raise SpecInvalid([Problem(name, f"{said}; run it by hand to see why")]) from None
+
+
+ProjectPath = Annotated[
+    str, Field(max_length=300, pattern=r"^([A-Za-z0-9_@-][A-Za-z0-9._@-]*/)*\{project\}$")
+]
+
+
+class VaultSettings(SettingsGroup):
+    """HashiCorp Vault or OpenBao as a secret manager: references `vault:PATH#KEY` of `phalanx secrets`."""
+
+    address: Annotated[str, Field(max_length=300, pattern="^https?://[!-~]+$")] | None = Field(
+        default=None,
+        description="URL of the server; absent: references to `vault` are refused. Without TLS it must be "
+        "an address of this machine, such as an agent.",
+    )
+    token: str | None = Field(
+        default=None,
+        repr=False,
+        description="Token of the control plane, or `file:PATH` of a file that contains it and is read "
+        "again at each use, as an agent writes it; absent: an AppRole.",
+    )
+    role_id: Annotated[str, Field(max_length=200)] | None = Field(
+        default=None, description="Role id of the AppRole that the control plane logs in with."
+    )
+    secret_id: str | None = Field(
+        default=None,
+        repr=False,
+        description="Secret id of the AppRole, or `file:PATH`; absent: a role without one.",
+    )
+    namespace: Annotated[str, Field(max_length=200)] = Field(
+        default="", description="Namespace of all requests; empty: the root."
+    )
+    mount: Annotated[str, Field(min_length=1, max_length=200, pattern="^[A-Za-z0-9._/-]+$")] = (
+        Field(default="secret", description="Path of the KV engine, of version 2.")
+    )
+    auth_mount: Annotated[
+        str, Field(min_length=1, max_length=200, pattern="^[A-Za-z0-9._/-]+$")
+    ] = Field(default="approle", description="Path of the AppRole method.")
+    project_path: ProjectPath = Field(
+        default="phalanx/{project}",
+        description="Folder in the engine that a project may read below. References of the whole platform "
+        "may name every path.",
+    )
+    ca: Path | None = Field(
+        default=None,
+        description="PEM file of the authority of the server's certificate; absent: those of the system.",
+    )
+    timeout_s: float = Field(
+        default=3.0, gt=0, le=10, description="Limit on connecting, and on each wait for data."
+    )
+
+    def resolved(self) -> VaultConfig | None:
+        """The server and the credentials; None: none is configured. Raises SpecInvalid."""
+        if self.address is None:
+            return None
+        if not is_protected(self.address, local=True):
+            raise SpecInvalid(
+                [Problem(_variable(("vault", "address")), "must begin with https://")]
+            )
+        if (self.token is None) == (self.role_id is None):
+            said = "give either the token, or the role id of an AppRole"
+            raise SpecInvalid([Problem(_variable(("vault", "token")), said)])
+        return VaultConfig(
+            address=self.address,
+            token=None if self.token is None else file_or_value(self.token),
+            role_id=self.role_id or "",
+            secret_id=None if self.secret_id is None else file_or_value(self.secret_id),
+            namespace=self.namespace,
+            mount=self.mount.strip("/"),
+            auth_mount=self.auth_mount.strip("/"),
+            project_path=self.project_path,
+            ca=self._authority(),
+            timeout_s=self.timeout_s,
+        )
+
+    def _authority(self) -> str:
+        if self.ca is None:
+            return ""
+        try:
+            return read_ca(self.ca)
+        except UserError as error:
+            raise SpecInvalid([Problem(_variable(("vault", "ca")), error.message)]) from None
+
+
+class SecretFileSettings(SettingsGroup):
+    """A directory of files as a secret manager: references `files:PATH#KEY` of `phalanx secrets`."""
+
+    root: Path | None = Field(
+        default=None,
+        description="The directory, with a folder for each path and a file for each key, such as mounted "
+        "Kubernetes secrets; absent: references to `files` are refused.",
+    )
+    project_path: ProjectPath = Field(
+        default="{project}", description="Folder in the directory that a project may read below."
+    )
+
+    def resolved(self) -> MountedFiles | None:
+        """The directory; None: none is configured."""
+        return None if self.root is None else MountedFiles(self.root, self.project_path)
 
 
 class TlsSettings(SettingsGroup):
@@ -379,6 +481,8 @@ class Settings(BaseSettings):
 
     database: DatabaseSettings = DatabaseSettings()
     secrets: SecretSettings = SecretSettings()
+    vault: VaultSettings = VaultSettings()
+    secret_files: SecretFileSettings = SecretFileSettings()
     login: LoginSettings = LoginSettings()
     loops: LoopSettings = LoopSettings()
     api: ApiSettings = ApiSettings()
@@ -414,11 +518,17 @@ def read_settings() -> Settings:
 
 
 def hide_secret_settings() -> None:
-    """Remove the database's URL, master keys and the client's secret from this process's environment.
+    """Remove the database's URL, master keys and credentials from this process's environment.
 
     No job inherits them or finds them in `/proc`.
     """
-    hidden = (("database", "url"), ("secrets", "key"), ("login", "client_secret"))
+    hidden = (
+        ("database", "url"),
+        ("secrets", "key"),
+        ("login", "client_secret"),
+        ("vault", "token"),
+        ("vault", "secret_id"),
+    )
     for name in map(_variable, hidden):
         given = os.environ.get(name)  # noqa: TID251
         if given:

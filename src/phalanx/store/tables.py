@@ -696,6 +696,7 @@ secrets = Table(
     Column("sealed", LargeBinary, nullable=False),
     Column("set_at", BigInteger, nullable=False),
     Column("set_by", String(128), nullable=False),
+    Column("source", Text, nullable=False, server_default=""),  # in a manager; empty: sealed
 )
 
 # Jobs that are submitted at the times of a cron expression.

@@ -20,6 +20,7 @@ _COLUMNS: dict[str, Callable[[Any], Any]] = {
     "NAME": lambda one: one.name,
     "PROJECT": lambda one: one.project or _WHOLE,
     "VERSION": lambda one: one.version,
+    "FROM": lambda one: one.source or "",
     "SET": lambda one: output.moment(one.set_at),
     "BY": lambda one: one.set_by,
 }
@@ -48,13 +49,34 @@ def set_secrets(
     file: Annotated[
         Path | None, typer.Option("--file", help="Read the value of one secret from this file.")
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="MANAGER:PATH#KEY",
+            help="Read the value of one secret from a secret manager at the start of each attempt.",
+        ),
+    ] = None,
 ) -> None:
     """Store secrets; a new value is used by the next attempt of each job.
 
-    A value is read from --file, else from the environment variable of that name, else from standard input
-    or a prompt. It is never an argument, because the list of processes shows those to every user.
+    With --from the control plane stores where a secret manager has the value, and never the value.
+    Without it, a value is read from --file, else from the environment variable of that name, else from
+    standard input or a prompt. It is never an argument, because the list of processes shows those to every
+    user.
     """
     session: Session = ctx.obj
+    given = None if whole else project
+    if source is not None:
+        if file is not None or len(names) > 1:
+            raise UserError(
+                "--from names the value of one secret", "set the others one by one, without --file"
+            )
+        with connected(ctx) as client:
+            stored = client.secrets.refer(names[0], source, given)
+        said = f"{names[0]} of {_place(project, whole)}, version {stored.version}"
+        output.note(f"stored {said}, is read from {stored.source}")
+        return
     if not protects_secrets(session.url):
         raise UserError(
             "a secret is not sent over an unencrypted connection",
@@ -65,7 +87,7 @@ def set_secrets(
     values = {name: _value(session, name, file) for name in names}
     with connected(ctx) as client:
         for name, value in values.items():
-            stored = client.secrets.set(name, value, None if whole else project)
+            stored = client.secrets.set(name, value, given)
             output.note(f"stored {name} of {_place(project, whole)}, version {stored.version}")
 
 

@@ -43,6 +43,8 @@ DEFAULT_BUDGETS: Mapping[Cause, Budget] = {
     Cause.PARAMS_REJECTED: Budget(count=0),
     # A secret was removed, or its master key is away: either may be repaired by hand.
     Cause.SECRET_UNAVAILABLE: Budget(count=3, first_wait_s=30.0),
+    # Nothing is wrong with the job: it waits for as long as the manager is away.
+    Cause.SECRET_MANAGER_UNAVAILABLE: Budget(first_wait_s=15.0),
 }
 
 

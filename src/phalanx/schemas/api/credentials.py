@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from phalanx.core.contract.access import Scope
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, at_of, at_or_none
 
 _TEN_YEARS_S = 10 * 366 * 86400
+_Value = Annotated[str, Field(min_length=1, max_length=64 << 10)]
 
 
 class CreateTokenRequest(RequestBody):
@@ -66,25 +67,43 @@ class EndedSessions(ResponseBody):
 
 
 class SetSecretRequest(RequestBody):
-    """The value of a secret."""
+    """The value of a secret, or a reference to it in a secret manager: one of the two."""
 
-    value: Annotated[str, Field(min_length=1, max_length=64 << 10, repr=False)]
+    value: Annotated[_Value | None, Field(repr=False)] = None
+    source: Annotated[str, Field(min_length=1, max_length=900)] | None = None  # MANAGER:PATH#KEY
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.value is None) == (self.source is None):
+            raise ValueError("give either the value or its source")
+        return self
 
 
 class SecretView(ResponseBody):
-    """A secret without its value. Without `project` it is one of the whole platform."""
+    """A secret without its value. Without `project` it is one of the whole platform.
+
+    `source` is the reference to its value in a secret manager; None: the value is stored, encrypted.
+    """
 
     name: str
     project: str | None
     version: int
     set_at: At
     set_by: str
+    source: str | None = None
 
     @classmethod
-    def of_secret(cls, project: str, name: str, version: int, set_at: int, set_by: str) -> Self:
+    def of_secret(
+        cls, project: str, name: str, version: int, set_at: int, set_by: str, source: str = ""
+    ) -> Self:
         """A view of a stored secret; the time in microseconds UTC, an empty project for the whole."""
         return cls(
-            name=name, project=project or None, version=version, set_at=at_of(set_at), set_by=set_by
+            name=name,
+            project=project or None,
+            version=version,
+            set_at=at_of(set_at),
+            set_by=set_by,
+            source=source or None,
         )
 
 

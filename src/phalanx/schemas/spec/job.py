@@ -131,6 +131,7 @@ class Recovery(Section):
     final_checkpoint_not_saved: RestartBudget = _default_budget(Cause.FINAL_CHECKPOINT_NOT_SAVED)
     params_rejected: RestartBudget = _default_budget(Cause.PARAMS_REJECTED)
     secret_unavailable: RestartBudget = _default_budget(Cause.SECRET_UNAVAILABLE)
+    secret_manager_unavailable: RestartBudget = _default_budget(Cause.SECRET_MANAGER_UNAVAILABLE)
     exit_codes: dict[Annotated[int, Field(ge=1, le=255)], Literal["retry", "fail"]] = Field(
         default_factory=dict, description="What follows an exit code of a rank: retry or fail."
     )

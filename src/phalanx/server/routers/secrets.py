@@ -6,11 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from phalanx.core.tenancy.principals import WHOLE
+from phalanx.core.tenancy.principals import WHOLE, Caller
 from phalanx.core.tenancy.roles import Permission
 from phalanx.schemas.api.credentials import RotatedKey, SecretView, SetSecretRequest
 from phalanx.server.access import Of, needs
-from phalanx.server.context import By, Here
+from phalanx.server.context import By, Context, Here
 from phalanx.server.strict_requests import ObjectName, StrictRoute
 from phalanx.services.secrets import values
 
@@ -30,9 +30,7 @@ def put_project_secret(
     here: Here, caller: By, name: ObjectName, secret: _Name, request: SetSecretRequest
 ) -> SecretView:
     """Set a secret of a project. The next attempt of each job that names it gets this value."""
-    return values.set_secret(
-        here.platform, name, secret, request.value, here.clock.now(), actor=caller.actor
-    )
+    return _set(here, caller, name, secret, request)
 
 
 @router.delete(
@@ -53,9 +51,7 @@ def get_secrets(here: Here) -> list[SecretView]:
 @router.put("/secrets/{secret}", openapi_extra=needs(_CHANGE, Of.WHOLE))
 def put_secret(here: Here, caller: By, secret: _Name, request: SetSecretRequest) -> SecretView:
     """Set a secret of the whole platform: jobs of every project can name it."""
-    return values.set_secret(
-        here.platform, WHOLE, secret, request.value, here.clock.now(), actor=caller.actor
-    )
+    return _set(here, caller, WHOLE, secret, request)
 
 
 @router.delete("/secrets/{secret}", status_code=204, openapi_extra=needs(_CHANGE, Of.WHOLE))
@@ -63,6 +59,17 @@ def delete_secret(here: Here, secret: _Name) -> Response:
     """Remove a secret of the whole platform."""
     values.remove_secret(here.platform, WHOLE, secret)
     return Response(status_code=204)
+
+
+def _set(
+    here: Context, caller: Caller, project: str, secret: str, request: SetSecretRequest
+) -> SecretView:
+    now, actor = here.clock.now(), caller.actor
+    if request.source is not None:
+        return values.set_reference(
+            here.platform, project, secret, request.source, now, actor=actor
+        )
+    return values.set_secret(here.platform, project, secret, request.value or "", now, actor=actor)
 
 
 @router.post("/secrets/rotate-key", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))

@@ -209,8 +209,8 @@ def _launch(
             code.unpack(platform.home, digest, code_dir(platform.home, command.job, attempt.num))
         contract = contract_of(stored.facts)
         why = unreadable(platform, stored.facts.project, contract.secrets)
-        if why:
-            return _not_launched(attempt, 0, why, Cause.SECRET_UNAVAILABLE)
+        if why is not None:
+            return _not_launched(attempt, 0, why.message, why.cause)
         placed = assignments(platform, stored, attempt, nodes, contract)
         # Not isinstance: it looks at every member of the protocol for each launch.
         if hasattr(platform.executor, "reserve"):

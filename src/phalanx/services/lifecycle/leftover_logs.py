@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from dataclasses import replace
 from functools import partial
@@ -14,10 +15,11 @@ from phalanx.launch import secret_files
 from phalanx.launch.capture import OutputFile, output_files
 from phalanx.services.lifecycle.assignments import contract_of
 from phalanx.services.platform import Platform
-from phalanx.services.secrets.values import known_values
+from phalanx.services.secrets.values import values
 from phalanx.store import jobs, telemetry
 from phalanx.store.telemetry import LogSegment
 
+_LOG = logging.getLogger(__name__)
 _CHUNK_BYTES = 1 << 20
 # More is not read of one supervisor: the slots of its node are free only afterwards.
 MOST_BYTES = 128 << 20
@@ -41,7 +43,12 @@ def collect_logs(platform: Platform, gone: SupervisorStatus, now: int) -> None:
     streams = platform.store.view(lambda tx: telemetry.log_streams_of(tx, ref.job, ref.attempt))
     received = {one.key: one.received for one in streams}
     ends = {one.key: one.size for one in streams}
-    mask = _mask(platform, ref.job)
+    try:
+        mask = _mask(platform, ref.job)
+    except PlatformError as error:
+        # Nothing is stored of what may hold values that are not known here: its length is.
+        _LOG.warning("output of job %d is left on its node: %s", ref.job, error)
+        mask, files = OutputMask(), {}
     left = MOST_BYTES if platform.log_limit is None else min(MOST_BYTES, platform.log_limit)
     for key, size in sizes.items():
         begin = first = received.get(key, 0)
@@ -55,14 +62,17 @@ def collect_logs(platform: Platform, gone: SupervisorStatus, now: int) -> None:
 
 
 def _mask(platform: Platform, num: int) -> OutputMask:
-    """What hides the values of a job's secrets, as its supervisors do."""
+    """What hides the values of a job's secrets, as its supervisors do.
+
+    Raises PlatformError where a value cannot be read any more.
+    """
     facts = platform.store.view(lambda tx: jobs.load(tx, num)).facts
     try:
         named = contract_of(facts).secrets
     except PlatformError:
         named = ()
     own = secret_files.values_of(platform.home.job_secrets_file(num))
-    return OutputMask([*own, *known_values(platform, facts.project, named)])
+    return OutputMask([*own, *values(platform, facts.project, named).values()])
 
 
 def _copy(

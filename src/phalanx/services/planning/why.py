@@ -7,6 +7,7 @@ from typing import Any
 
 from phalanx.core.jobs.events import AttemptPlaced, StopRequested
 from phalanx.core.jobs.model import Job, JobState, StopGoal
+from phalanx.core.reasons import ReasonCode
 from phalanx.core.scheduling import Why
 from phalanx.core.scheduling.explain.why import Victim, why, why_victim
 from phalanx.kit.text import job_label, study_label, trial_label
@@ -104,7 +105,19 @@ def _waiting(platform: Platform, view: WhyView, stored: StoredJob, now: int) -> 
         reason = ReasonView(code=deferred.code.value, message=deferred.message)
         return view.model_copy(update={"reason": reason})
     found = why(view_now.snapshot, num, now)
-    return view if found is None else view.model_copy(update=_answer(found))
+    if found is None:
+        return view
+    answer = _answer(found)
+    if _is_outage(stored.job, now):
+        # The slots that it also waits for are not what keeps it from starting.
+        del answer["reason"]
+    return view.model_copy(update=answer)
+
+
+def _is_outage(job: Job, now: int) -> bool:
+    """Whether a job waits because its secret manager did not answer at its last start."""
+    waits = job.not_before is not None and job.not_before > now
+    return waits and job.reason.code is ReasonCode.SECRET_MANAGER_UNAVAILABLE
 
 
 def _answer(found: Why) -> dict[str, Any]:

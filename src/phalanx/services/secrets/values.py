@@ -6,12 +6,22 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from phalanx.errors import NotFound, PlatformError, StoreError, TooLarge, UserError
+from phalanx.core.reasons import Cause
+from phalanx.errors import (
+    NotFound,
+    PlatformError,
+    SecretManagerUnavailable,
+    SecretRefused,
+    StoreError,
+    TooLarge,
+    UserError,
+)
 from phalanx.launch import secret_files
 from phalanx.schemas.api.credentials import SecretView
 from phalanx.services.platform import Platform
+from phalanx.services.secret_managers.references import MAX_BYTES, SecretReference
 from phalanx.store.database import Tx
 from phalanx.store.secrets import rows
 from phalanx.store.secrets.envelope import rewrapped, seal, unseal
@@ -20,8 +30,6 @@ from phalanx.store.tenancy import audit
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-MAX_BYTES = 64 << 10
-"""The longest value."""
 MOST = 1000
 """Secrets that one project may have."""
 
@@ -29,30 +37,64 @@ MOST = 1000
 def set_secret(
     platform: Platform, project: str, name: str, value: str, now: int, *, actor: str
 ) -> SecretView:
-    """Store a secret, in the place of an earlier value. Raises UserError, TooLarge."""
-    if _NAME.fullmatch(name) is None:
-        raise UserError(f"{name!r} cannot be the name of a variable", "use letters, digits and _")
+    """Store a secret, in the place of an earlier value or reference. Raises UserError, TooLarge."""
+    _check_name(name)
     if not value or "\0" in value:
         raise UserError(f"secret {name}: the value is empty, or holds a zero byte")
     if len(value.encode()) > MAX_BYTES:
         raise TooLarge(f"secret {name}: the value is longer than {MAX_BYTES} bytes")
 
     def work(tx: Tx) -> SecretRow:
-        rows.lock(tx)
-        old = rows.find(tx, project, name)
-        if old is None and len(rows.of_projects(tx, [project])) >= MOST:
-            raise UserError(
-                f"{_place(project)} has {MOST} secrets", "remove some that are not used"
-            )
-        version = 1 if old is None else old.version + 1
+        version = _next_version(tx, project, name)
         sealed = seal(platform.secret_keys, value, project, name)
         key = sealed.key
         stored = SecretRow(project, name, version, key.key_id, key.data, sealed.data, now, actor)
-        audit.describe(tx, f"secret {name} of {_place(project)}", _audited(old), _audited(stored))
-        rows.put(tx, stored)
-        return stored
+        return _put(tx, stored)
 
     return _view(platform.store.transact(work))
+
+
+def set_reference(
+    platform: Platform, project: str, name: str, source: str, now: int, *, actor: str
+) -> SecretView:
+    """Store a reference to a value in a secret manager, which is read once, to see that it is there.
+
+    Raises UserError for a text that is no reference, SecretRefused for one that the project may not use or
+    the manager refuses, and SecretManagerUnavailable.
+    """
+    _check_name(name)
+    reference = SecretReference.parse(source)
+    platform.managers.read(project, {name: reference})
+
+    def work(tx: Tx) -> SecretRow:
+        version = _next_version(tx, project, name)
+        row = SecretRow(project, name, version, "", b"", b"", now, actor, str(reference))
+        return _put(tx, row)
+
+    return _view(platform.store.transact(work))
+
+
+def _check_name(name: str) -> None:
+    if _NAME.fullmatch(name) is None:
+        raise UserError(f"{name!r} cannot be the name of a variable", "use letters, digits and _")
+
+
+def _next_version(tx: Tx, project: str, name: str) -> int:
+    """The version of a new value; other changes wait until it is stored. Raises UserError."""
+    rows.lock(tx)
+    old = rows.find(tx, project, name)
+    if old is None and len(rows.of_projects(tx, [project])) >= MOST:
+        raise UserError(f"{_place(project)} has {MOST} secrets", "remove some that are not used")
+    return 1 if old is None else old.version + 1
+
+
+def _put(tx: Tx, row: SecretRow) -> SecretRow:
+    """Store a row, with what changes in the audit log: never a value."""
+    old = rows.find(tx, row.project, row.name)
+    what = f"secret {row.name} of {_place(row.project)}"
+    audit.describe(tx, what, _audited(old), _audited(row))
+    rows.put(tx, row)
+    return row
 
 
 def list_secrets(platform: Platform, project: str) -> list[SecretView]:
@@ -77,7 +119,10 @@ def remove_secret(platform: Platform, project: str, name: str) -> None:
 
 def _audited(one: SecretRow | None) -> dict[str, object] | None:
     """What the audit log shows of a secret: never its value."""
-    return None if one is None else {"version": one.version, "set_by": one.set_by}
+    if one is None:
+        return None
+    shown: dict[str, object] = {"version": one.version, "set_by": one.set_by}
+    return shown | {"source": one.source} if one.source else shown
 
 
 def rotate_key(platform: Platform) -> int:
@@ -86,7 +131,8 @@ def rotate_key(platform: Platform) -> int:
 
     def work(tx: Tx) -> int:
         rows.lock(tx)
-        found, wrapped = rows.every(tx), set[str]()
+        found = [one for one in rows.every(tx) if not one.source]
+        wrapped = set[str]()
         for one in found:
             key = rewrapped(keys, one.envelope, one.project, one.name).key
             rows.put(tx, replace(one, key_id=key.key_id, wrapped_key=key.data))
@@ -106,7 +152,11 @@ def missing(platform: Platform, project: str, names: Iterable[str]) -> list[str]
 
 
 def values(platform: Platform, project: str, names: Iterable[str]) -> dict[str, str]:
-    """Values by name. Raises NotFound, which names the first that is missing."""
+    """Values by name, those of references from their managers.
+
+    Raises NotFound, which names the first that is missing, StoreError, SecretRefused and
+    SecretManagerUnavailable.
+    """
     wanted = list(names)
     found = _rows(platform, project, wanted)
     for name in wanted:
@@ -114,25 +164,37 @@ def values(platform: Platform, project: str, names: Iterable[str]) -> dict[str, 
             hint = f"phalanx secrets set {name} --project {project}"
             raise NotFound(f"secret {name} of project {project} does not exist any more", hint)
     keys = platform.secret_keys
-    return {name: unseal(keys, found[name].envelope, found[name].project, name) for name in wanted}
+    read = {
+        name: unseal(keys, found[name].envelope, found[name].project, name)
+        for name in wanted
+        if not found[name].source
+    }
+    for owner in {WHOLE, project}:
+        # One of the whole platform may name every path, one of a project its own.
+        here = {name: one.source for name, one in found.items() if one.project == owner}
+        references = {name: SecretReference.parse(one) for name, one in here.items() if one}
+        read |= platform.managers.read(owner, references)
+    return read
 
 
-def unreadable(platform: Platform, project: str, names: Iterable[str]) -> str:
-    """Why the secrets of a job cannot be read, with the remedy; empty where they can."""
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Why the secrets of a job cannot be read."""
+
+    cause: Cause
+    message: str  # with the remedy
+
+
+def unreadable(platform: Platform, project: str, names: Iterable[str]) -> Unreadable | None:
+    """Why the secrets of a job cannot be read; None where they can."""
     try:
         values(platform, project, names)
-    except (NotFound, StoreError) as error:
-        return f"{error.message}: {error.hint}" if error.hint else error.message
-    return ""
-
-
-def known_values(platform: Platform, project: str, names: Iterable[str]) -> list[str]:
-    """The values of the secrets that still exist and can be read, to hide them in output."""
-    found: list[str] = []
-    for name in names:
-        with contextlib.suppress(PlatformError):
-            found += values(platform, project, [name]).values()
-    return found
+    except SecretManagerUnavailable as error:
+        return Unreadable(Cause.SECRET_MANAGER_UNAVAILABLE, error.message)
+    except (NotFound, StoreError, SecretRefused) as error:
+        said = f"{error.message}: {error.hint}" if error.hint else error.message
+        return Unreadable(Cause.SECRET_UNAVAILABLE, said)
+    return None
 
 
 def adopt_files(platform: Platform, now: int) -> int:
@@ -176,4 +238,6 @@ def _place(project: str) -> str:
 
 
 def _view(row: SecretRow) -> SecretView:
-    return SecretView.of_secret(row.project, row.name, row.version, row.set_at, row.set_by)
+    return SecretView.of_secret(
+        row.project, row.name, row.version, row.set_at, row.set_by, row.source
+    )

@@ -36,6 +36,7 @@ _INFRASTRUCTURE = frozenset(
         ReasonCode.PREEMPTED,
         ReasonCode.START_FAILED,
         ReasonCode.SECRET_UNAVAILABLE,
+        ReasonCode.SECRET_MANAGER_UNAVAILABLE,
         ReasonCode.CHECKPOINT_MISSING,
         ReasonCode.FINAL_CHECKPOINT_NOT_SAVED,
         ReasonCode.UNPLACEABLE,

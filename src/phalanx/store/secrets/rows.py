@@ -1,4 +1,4 @@
-"""Rows of secrets: encrypted values by project and name."""
+"""Rows of secrets: encrypted values, or references to values of secret managers, by project and name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHOLE = ""
 
 @dataclass(frozen=True, slots=True)
 class SecretRow:
-    """One secret, with its value encrypted."""
+    """One secret: its value encrypted, or a reference to it."""
 
     project: str  # WHOLE: that of the whole platform
     name: str  # of the variable
@@ -27,6 +27,7 @@ class SecretRow:
     sealed: bytes  # the value, encrypted by the data key
     set_at: int  # µs UTC
     set_by: str  # id of the principal
+    source: str = ""  # reference to a value in a secret manager; empty: the value is `sealed`
 
     @property
     def envelope(self) -> Sealed:

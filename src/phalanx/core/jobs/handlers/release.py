@@ -31,7 +31,9 @@ def _lose_attempt(job: Job, event: NodeGone, now: int) -> Job:
     """Release the placement and requeue the job after the loss of a node in use."""
     attempt = live(job)
     failure = _failure_of(event, now)
-    job = advance(job, event.step if isinstance(event, e.NodeLost) else None)
+    # A start that an outage outside of the job prevented says nothing about its progress.
+    if failure.cause is not Cause.SECRET_MANAGER_UNAVAILABLE:
+        job = advance(job, event.step if isinstance(event, e.NodeLost) else None)
     verdict = judge(job, failure, now)
     attempt = replace(attempt, failures=(*attempt.failures, failure))
     job = replace(job, last_failure=failure, attempt=attempt)
