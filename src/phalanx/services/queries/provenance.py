@@ -19,7 +19,16 @@ from phalanx.store.events import StoredEvent
 from phalanx.store.jobs import StoredJob
 
 _PLACED, _CLONED = "attempt_placed", "cloned"
-_PER_SUBMISSION = {"job", "label", "owner", "submitted_at", "cloned_from", "places", "digest"}
+_PER_SUBMISSION = {
+    "job",
+    "label",
+    "url",
+    "owner",
+    "submitted_at",
+    "cloned_from",
+    "places",
+    "digest",
+}
 """What differs between a job and its clone."""
 
 
