@@ -232,7 +232,7 @@ def test_other_mounts_are_refused(mount):
 def test_the_example_pool_and_the_least_rights():
     file, _ = read_pool_file(DEPLOY / "pool.yaml")
     assert file.clusters[0].executor == "kubernetes"
-    documents = list(yaml.safe_load_all((DEPLOY / "rbac.yaml").read_text()))
+    documents = list(yaml.safe_load_all((DEPLOY / "base" / "rbac.yaml").read_text()))
     role = next(one for one in documents if one["kind"] == "Role")
     rights = {(kind, verb) for r in role["rules"] for kind in r["resources"] for verb in r["verbs"]}
     assert ("secrets", "get") not in rights

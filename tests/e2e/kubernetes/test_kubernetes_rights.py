@@ -1,0 +1,75 @@
+"""The rights in the manifest are those that the executor uses, no more and no fewer."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from e2e.kubernetes.test_kubernetes_contract import KubernetesRig
+from phalanx.executors.kubernetes import executor as executor_module
+from phalanx.executors.kubernetes.client import KubernetesClient
+from phalanx.executors.kubernetes.credentials import from_kubeconfig
+from phalanx.executors.kubernetes.executor import KubernetesExecutor
+from phalanx.schemas.home import HomeLayout
+from phalanx.testing.executors import ref_of
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+MANIFEST = Path(__file__).parents[3] / "deploy" / "kubernetes" / "base" / "rbac.yaml"
+VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+def granted(kind):
+    documents = yaml.safe_load_all(MANIFEST.read_text())
+    rules = next(one["rules"] for one in documents if one["kind"] == kind)
+    return {(what, verb) for rule in rules for what in rule["resources"] for verb in rule["verbs"]}
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """What the executor asks for: by `Role` and `ClusterRole`, pairs of a resource and a verb."""
+    found = {"Role": set(), "ClusterRole": set()}
+
+    def note(path, verb):
+        words = path.removeprefix("/api/v1/").split("/")
+        role = "Role" if words[0] == "namespaces" else "ClusterRole"
+        words = words[2:] if role == "Role" else words
+        if verb == "GET":
+            verb = "get" if len(words) > 1 else "list"
+        found[role].add((words[0], verb))
+
+    class Recording(KubernetesClient):
+        def call(self, method, path, *args, **kwargs):
+            note(path, VERBS.get(method, method))
+            return super().call(method, path, *args, **kwargs)
+
+        def watch(self, path, *args, **kwargs):
+            note(path, "watch")
+            return super().watch(path, *args, **kwargs)
+
+    monkeypatch.setattr(executor_module, "KubernetesClient", Recording)
+    return found
+
+
+def test_the_rights_are_those_that_are_used(used, cluster, tmp_path):
+    cluster.add_nodes(2)
+    rig = KubernetesRig(cluster, tmp_path)
+    assignment = rig.assignment(1)
+    node = rig.executor.inventory()[0]
+    rig.executor.start(node, assignment)
+    # A launch whose note was lost in a crash reads what is there already.
+    lost = HomeLayout(tmp_path / "lost")
+    lost.root.mkdir(mode=0o700)
+    access = from_kubeconfig(cluster.kubeconfig)
+    other = KubernetesExecutor(lost, rig.pool, access, owner="a1b2")
+    assert other.wait_ready(20)
+    other.start(node, assignment)
+    other.close()
+    only = rig.pool.model_copy(update={"namespace": "phalanx-tests", "dedicated": True})
+    single = KubernetesExecutor(rig.home, only, access, owner="c3d4")
+    assert single.wait_ready(20)
+    wait_until(lambda: ("pods", "watch") in used["Role"], "a watch of one namespace")
+    single.close()
+    rig.executor.stop(ref_of(assignment))
+    rig.close()
+    assert used == {role: granted(role) for role in used}
