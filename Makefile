@@ -21,7 +21,7 @@ ON_POSTGRES := tests/unit/store tests/unit/services tests/unit/server tests/inte
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search bench-control check format lock wheel sbom audit docs clean
+.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search bench-control chaos-control check format lock wheel sbom audit docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -72,6 +72,9 @@ test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) ## tests of optional parts (PostgreSQ
 	@$(MAKE) --no-print-directory $(RELEASE)/.installed || echo "the release tools are not installed; their tests skip"
 	@$(PYTEST) -n 2 --dist loadfile -m "extras and not proof" || test $$? -eq 5
 	@$(PYTEST) -n 2 --dist worksteal -m "$(DEFAULT)" --database postgresql $(ON_POSTGRES_SHORT)
+
+chaos-control: $(STAMP) ## the control plane under kills, upgrades and faults: about an hour; see docs/proof/control.md
+	@$(PYTEST) -m proof --timeout=7200 -s tests/e2e/platform/test_replica_kills.py tests/e2e/platform/test_availability.py tests/e2e/platform/test_control_faults.py
 
 proof: $(STAMP) ## kill counts and full matrices: long; the output goes to docs/proof/
 	@$(PYTEST) -m proof --timeout=3600 -rA || test $$? -eq 5

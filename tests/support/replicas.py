@@ -1,10 +1,14 @@
-"""Several real control planes on one PostgreSQL database, which tests kill, stop and count the work of."""
+"""Real control planes of one home, which tests kill, stop and count the work of.
+
+Several on one PostgreSQL database, or one on the SQLite file of the home.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,7 +19,9 @@ import httpx
 import psutil
 import psycopg
 
+from phalanx.core.cost.ledger import Account
 from phalanx.schemas.api.jobs import SubmitRequest
+from phalanx.schemas.home import HomeLayout
 from phalanx.sdk import PhalanxClient
 from support.waiting import wait_until
 
@@ -75,6 +81,8 @@ class RunningReplica:
     url: str = ""
     stopped: bool = False
     """Whether a load balancer would send it no requests."""
+    port: int = 0
+    """The port that it was given; 0: it chose one."""
 
     @property
     def pid(self) -> int:
@@ -92,36 +100,44 @@ class RunningReplica:
         text = self.log.read_text()
         assert self.process.poll() is None, text
         if not self.url and " at http" in text:
-            self.url = text.split(" at ")[1].split()[0]
+            told = text.split(" at ")[1].split()[0]
+            self.url = f"http://127.0.0.1:{self.port}" if self.port else told
         return bool(self.url)
 
 
 class Replicas:
     """The control planes of one home and database. Each job appends a line to a file when it starts."""
 
-    def __init__(self, root: Path, url: str, slots: int = 4) -> None:
-        self.root, self.database, self.slots = root, url, slots
+    def __init__(
+        self, root: Path, url: str | None, slots: int = 4, advertise: str | None = None
+    ) -> None:
+        """`url` of a PostgreSQL database, or None for SQLite; `advertise`: the URL of a load balancer."""
+        self.root, self.database, self.slots, self.advertise = root, url, slots, advertise
         self.home = root / "home"
+        self.env = dict(os.environ)
+        if url is not None:
+            self.env["PHALANX__DATABASE__URL"] = url
         (root / "starts").mkdir()
         self.running: list[RunningReplica] = []
         self._started = self._submitted = 0
 
-    def start(self, instead: str | None = None) -> RunningReplica:
+    def start(self, instead: str | None = None, port: int = 0) -> RunningReplica:
         """Start one more control plane, or a program in its place; `wait` waits for it."""
         self._started += 1
         log = self.root / f"replica-{self._started}.log"
         program = ["-m", "phalanx.standalone"] if instead is None else ["-c", instead]
         words = [sys.executable, *program, "--home", str(self.home), "--slots", str(self.slots)]
+        words += ["--port", str(port)] + (["--advertise", self.advertise] if self.advertise else [])
         with log.open("wb") as out:
             process = subprocess.Popen(
                 words,
-                env={**os.environ, "PHALANX__DATABASE__URL": self.database},
+                env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
             )
-        self.running.append(RunningReplica(process, log))
+        self.running.append(RunningReplica(process, log, port=port))
         return self.running[-1]
 
     def wait(self) -> None:
@@ -130,12 +146,17 @@ class Replicas:
         self.leader()
 
     def audit(self) -> None:
-        """Note from now on which process writes what the loops write."""
+        """Note from now on which process writes what the loops write; on PostgreSQL only."""
+        assert self.database is not None
         with psycopg.connect(self.database) as conn:
             conn.execute(AUDIT)
 
     def ask(self, query: str, values: Any = ()) -> list[tuple[Any, ...]]:
         """Read from the database."""
+        if self.database is None:
+            uri = f"file:{HomeLayout(self.home).database_file}?mode=ro"
+            with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=60)) as file:
+                return file.execute(query, values).fetchall()
         with psycopg.connect(self.database) as conn:
             return conn.execute(query, values).fetchall()
 
@@ -171,6 +192,10 @@ class Replicas:
     def submit(self, client: PhalanxClient, sleep_s: float, number: int | None = None) -> int:
         """Submit a job of one rank that notes its start; a repetition changes nothing."""
         number = number or self.new_job()
+        return client.submit(self.request(number, sleep_s), key=f"noted-{number}").job.num
+
+    def request(self, number: int, sleep_s: float) -> SubmitRequest:
+        """The submission of the job with this number, which runs for `sleep_s`."""
         note = self.root / "starts" / str(number)
         script = f"echo started >> {note}; sleep {sleep_s}"
         spec = {
@@ -180,7 +205,7 @@ class Replicas:
             "framework": "none",
             "resources": {"nodes": 1, "slots_per_node": 1},
         }
-        return client.submit(SubmitRequest(spec=spec), key=f"noted-{number}").job.num
+        return SubmitRequest(spec=spec)
 
     def starts(self) -> dict[str, int]:
         """How often each submitted job has started."""
@@ -198,6 +223,16 @@ class Replicas:
         found = dict(self.ask("SELECT state, count(*) FROM jobs GROUP BY state"))
         assert not found.keys() & {"failed", "cancelled"}, found
         return set(found) == {"succeeded"} and found["succeeded"] == self._submitted
+
+    def unbalanced(self) -> list[tuple[Any, ...]]:
+        """Jobs whose ledger is not the time that they held slots: number, ledger, slot-seconds."""
+        accounts = [one.value for one in Account if one is not Account.QUEUED]
+        query = (
+            "SELECT j.num, c.held, j.attained_slot_s FROM jobs j LEFT JOIN (SELECT job, "
+            f"sum({' + '.join(accounts)}) AS held FROM cost_rows WHERE generation IS NOT NULL GROUP BY job"
+            ") c ON c.job = j.num WHERE abs(coalesce(c.held, 0) / 1e6 - j.attained_slot_s) > 1e-5"
+        )
+        return self.ask(query)
 
     def is_idle(self) -> bool:
         """Whether no job waits or runs."""

@@ -110,8 +110,9 @@ class Store:
             raise StoreUnavailable(said, "put it back, or restore a backup, and start again")
 
     def revision(self) -> str | None:
-        """The revision of the stored schema."""
-        return migrate.stored_revision(self._engine)
+        """The revision of the stored schema. Raises StoreError."""
+        with translated():
+            return migrate.stored_revision(self._engine)
 
     @property
     def trouble(self) -> str | None:

@@ -90,19 +90,18 @@ class ChangeListener:
         """A connection of the driver, outside the pool and without a transaction."""
         import psycopg
 
-        raw = self._engine.raw_connection()
-        driver: Any = raw.driver_connection
-        raw.detach()
         try:
-            driver.rollback()
-            driver.autocommit = True
-            # Also what arrives in the middle of a statement.
-            driver.add_notify_handler(lambda one: self._received(one.payload))
-            yield driver
+            raw = self._engine.raw_connection()
+            driver: Any = raw.driver_connection
+            raw.detach()
+            with contextlib.closing(driver):
+                driver.rollback()
+                driver.autocommit = True
+                # Also what arrives in the middle of a statement.
+                driver.add_notify_handler(lambda one: self._received(one.payload))
+                yield driver
         except psycopg.Error as error:
             raise OSError(str(error).strip()) from error
-        finally:
-            raw.close()
 
     def _listen(self, driver: Any) -> None:
         driver.execute(f"LISTEN {CHANNEL}")
