@@ -12,7 +12,13 @@ from phalanx.cli.app import app
 from phalanx.cli.verbs import pools
 from phalanx.errors import PlatformError
 from phalanx.schemas.api.jobs import CloneRequest, SubmitRequest
+from phalanx.schemas.api.schedules import PutScheduleRequest
+from phalanx.schemas.api.studies import SubmitStudyRequest
+from phalanx.server.observe.exposition import Exposition
 from phalanx.services.quotas.usage import quotas_step
+from phalanx.services.schedules.fire import schedules_step
+from phalanx.services.studies.step import studies_step
+from phalanx.services.studies.suggestions import suggestions_step
 
 pytestmark = pytest.mark.integration
 
@@ -99,3 +105,74 @@ def test_quotas_are_listed_and_a_project_shows_its_own(
     assert "1" in printed("quotas") and "no quotas" not in printed("quotas")
     assert '"unit": "submitted"' in printed("quotas", "--json")
     assert "no quotas" in printed("quotas", "--project", "other")
+
+
+def test_a_due_time_beyond_max_submitted_is_recorded_as_refused(rig: Rig) -> None:
+    limits(rig, max_submitted=1)
+    request = PutScheduleRequest(spec=spec(name="nightly"), cron="0 * * * *", owner="ada")
+    made = rig.client.schedules.put("nightly", request)
+    num = rig.submit()
+    with pytest.raises(PlatformError, match=r"of at most 1 \(max_submitted\)"):
+        rig.client.schedules.run("nightly")
+    assert made.next_at is not None
+    rig.clock.advance(made.next_at.timestamp() - rig.clock.now() / 1e6)
+    schedules_step(rig.platform, rig.clock.now())
+    (run,) = rig.client.schedules.show("nightly").runs
+    assert run.outcome == "refused" and "(max_submitted)" in run.message
+    assert len(rig.client.jobs().jobs) == 1
+    rig.client.stop(num, goal="cancel")
+    rig.clock.advance(3600)
+    schedules_step(rig.platform, rig.clock.now())
+    assert rig.client.schedules.show("nightly").runs[0].outcome == "submitted"
+
+
+def test_trials_beyond_max_submitted_wait_and_are_not_lost(rig: Rig) -> None:
+    study = {
+        "kind": "study",
+        "name": "lr",
+        "objective": {"metric": "loss"},
+        "search": {"method": "grid", "seed": 1},
+        "space": {"lr": {"values": [0.1, 0.2, 0.3]}},
+        "trials": {"parallel": 3},
+        "job": {"run": ["python", "t.py", "${params.lr}"], "resources": {"slots_per_node": 1}},
+    }
+    limits(rig, max_submitted=1)
+    rig.client.studies.submit(SubmitStudyRequest(spec=study, owner="ada"))
+
+    def loops() -> list[int]:
+        for _ in range(6):
+            rig.clock.advance(3)
+            suggestions_step(rig.platform, rig.clock.now())
+            studies_step(rig.platform, rig.clock.now())
+        return [one.num for one in rig.client.jobs().jobs]
+
+    assert loops() == [1]
+    limits(rig)
+    assert loops() == [3, 2, 1]
+
+
+def test_why_says_which_limit_of_the_user_to_raise(rig: Rig) -> None:
+    limits(rig, max_running=1)
+    rig.submit(resources={"slots_per_node": 1})
+    waiting = rig.submit(resources={"slots_per_node": 1})
+    rig.turn(4)
+    changes = [one.text for one in rig.client.why(waiting).changes if one.kind == "quota"]
+    assert len(changes) == 1 and "ada" in changes[0] and "might run 2 jobs" in changes[0]
+    limits(rig, max_running=2)
+    rig.turn(4)
+    assert rig.job(waiting).state != "queued", "the change that `why` named lets the job start"
+
+
+def test_gauges_have_use_and_limit_of_each_quota(rig: Rig) -> None:
+    limits(rig, max_submitted=4)
+    rig.submit()
+    text = Exposition(rig.platform).scrape(rig.clock.now()).decode()
+    labels = 'project="default",slot_type="",unit="submitted",user="ada"'
+    found = {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith("phalanx_quota") and labels in line
+    }
+    assert sorted(found.values()) == [1.0, 4.0] and "phalanx_quotas_not_shown 0.0" in text
+    limits(rig)
+    assert "phalanx_quota_used{" not in Exposition(rig.platform).scrape(rig.clock.now()).decode()

@@ -11,7 +11,9 @@ import pytest
 from phalanx.core.gang.placement import GangShape
 from phalanx.core.scheduling import NAMED_POLICIES, PlannerConfig, Project, QueuedJob
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
+from phalanx.core.scheduling.model.planning_input import UserQuota
 from phalanx.core.scheduling.planner import plan_pass
+from phalanx.errors import UserError
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.project_file import ProjectSpec, read_projects
 from phalanx.sim import __main__ as program
@@ -24,6 +26,7 @@ from phalanx.sim.workload import history, traces
 from phalanx.store import planning, resources
 from phalanx.store.database import Tx, open_store
 from phalanx.store.planning import StoredPolicy
+from phalanx.store.quotas import rows as quotas
 from phalanx.store.resources import Applied
 
 pytestmark = pytest.mark.unit
@@ -168,15 +171,29 @@ def test_past_jobs_are_replayed_with_the_projects_and_the_policy_of_their_home(
 
     def work(tx: Tx) -> None:
         resources.projects.put(tx, [Applied("vision", spec.model_dump(mode="json"), 1, "me")])
-
+        quotas.users.put(tx, [Applied("default", {"max_running": 2}, 1, "me")])
         planning.put_policy(tx, StoredPolicy("fair", 1, "me"))
 
     assert store.view(planning.stored_policy) is None
     store.transact(work)
     store.close()
     assert history.past_projects(tmp_path) == [Project("vision", 8, max_slots=16)]
+    assert history.past_users(tmp_path) == (UserQuota(max_running=2),)
     assert history.past_policy(tmp_path) == "fair"
     asked = program.parser().parse_args(["--past", "--home", str(tmp_path)])
     assert program._scenario(asked).planner == "fair"
+    assert program._scenario(asked).users == (UserQuota(max_running=2),)
     asked.planner = "fifo"
     assert program._scenario(asked).planner == "fifo"
+
+
+def test_a_job_beyond_the_quota_of_its_user_is_refused_before_the_replay() -> None:
+    wanted = TraceJob(1, 0.0, 60.0, GangShape(1, 4, 4), user="ada")
+    with pytest.raises(UserError, match="job 1 needs 4 slots; user ada may hold 2"):
+        run(Scenario(num_nodes=1, users=(UserQuota("ada", max_slots=2),)), [wanted])
+    users = (UserQuota(max_running=1),)
+    both = [wanted, TraceJob(2, 0.0, 60.0, GangShape(1, 4, 4), user="ada")]
+    alone = run(Scenario(num_nodes=1), both).result.runs
+    limited = run(Scenario(num_nodes=1, users=users), both).result.runs
+    assert alone[2].first_start_s == alone[1].first_start_s
+    assert (limited[2].first_start_s or 0) >= (limited[1].end_s or 0) > 0

@@ -20,7 +20,7 @@ from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import Job
 from phalanx.core.scheduling import ClusterIndex, Plan, PlannerConfig, plan_pass
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.pools.project_file import ProjectSpec
+from phalanx.schemas.pools.project_file import ProjectSpec, UserQuotaSpec, quotas_to_core
 from phalanx.services.caches.row_cache import PlanningPolicy, SchedulerView
 from phalanx.services.lifecycle.commit import commit_events, commit_new
 from phalanx.services.planning.scheduling import scheduling_step
@@ -55,6 +55,17 @@ PROJECTS = {
 }
 
 
+USERS = ("ada", "bob", "eve")
+WITH_USERS = {
+    **PROJECTS,
+    "users": {"default": {"max_slots": 40}, "eve": {"max_running": 2}},
+    "projects": [
+        {**one, "users": {"default": {"max_slots": 32}}} if one["name"] == "lab" else one
+        for one in PROJECTS["projects"]  # type: ignore[attr-defined]
+    ],
+}
+
+
 def day() -> list[TraceJob]:
     """A busy day: 200 jobs and more of four projects, gangs, priorities, preferred and required racks.
 
@@ -69,13 +80,15 @@ def day() -> list[TraceJob]:
         level, patience_s = rng.choice(
             [(None, None), (None, None), ("rack", 900.0), ("none", None)]
         )
+        user = USERS[job.num % len(USERS)]
         jobs.append(
             replace(
                 job,
                 submit_s=60.0 * (job.submit_s * 86_400.0 / 500_000.0 // 60.0),
                 duration_s=min(job.duration_s / 4, 20_000.0) + 17.0,
                 shape=gang_of(8 * nodes, 8) if nodes else job.shape,
-                kind=f"ada/{job.kind}",
+                kind=f"{user}/{job.kind}",
+                user=user,
                 priority=rng.choice([30, 50, 50, 50, 70]),
                 sensitivity=0.0,
                 checkpoint_s=0.0,
@@ -208,7 +221,10 @@ def services_on(path: Path, policy: PlanningPolicy, projects: object) -> Iterato
 
 
 def replay(
-    services: Services, monkeypatch: pytest.MonkeyPatch, num_jobs: int | None = None
+    services: Services,
+    monkeypatch: pytest.MonkeyPatch,
+    num_jobs: int | None = None,
+    file: dict[str, object] = PROJECTS,
 ) -> BothSides:
     """Replay the day, or its first jobs, through both sides."""
 
@@ -225,13 +241,15 @@ def replay(
             return super().tell(num, event, at_s)
 
     monkeypatch.setattr(engine, "JobLifecycles", Told)
-    specs = [ProjectSpec(**one) for one in PROJECTS["projects"]]  # type: ignore[attr-defined]
+    specs = [ProjectSpec(**one) for one in file["projects"]]  # type: ignore[attr-defined]
+    users = {name: UserQuotaSpec(**one) for name, one in file.get("users", {}).items()}  # type: ignore[attr-defined]
     setup = SimulationSetup(
         NODES,
         [one.to_core() for one in specs],
         CONFIG,
         Costs(slowdown=False),
         half_life_s=HALF_LIFE_S,
+        users=quotas_to_core(users),
     )
     both = BothSides(services)
     result = engine.simulate(day()[:num_jobs], setup, both)
@@ -282,3 +300,15 @@ def test_one_setting_that_differs_on_one_side_is_seen(
         services.change.update(change)
         with pytest.raises(Disagreement):
             replay(services, monkeypatch)
+
+
+def test_quotas_of_users_are_decided_the_same_and_a_difference_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = PlanningPolicy(CONFIG, HALF_LIFE_S)
+    with services_on(tmp_path / "same", policy, WITH_USERS) as services:
+        both = replay(services, monkeypatch, 60, WITH_USERS)
+    assert both.decided["starts"] >= 60
+    other = {**WITH_USERS, "users": {"default": {"max_slots": 40}, "eve": {"max_running": 3}}}
+    with services_on(tmp_path / "other", policy, other) as services, pytest.raises(Disagreement):
+        replay(services, monkeypatch, None, WITH_USERS)

@@ -242,7 +242,11 @@ def _scenario(asked: argparse.Namespace) -> Scenario:
         planner=planner_named(asked.planner or stored or DEFAULT_POLICY),
     )
     if asked.past and asked.trace is None and not (asked.quota or asked.guarantee):
-        made = replace(made, projects=tuple(history.past_projects(asked.home)))
+        made = replace(
+            made,
+            projects=tuple(history.past_projects(asked.home)),
+            users=history.past_users(asked.home),
+        )
     if asked.prefer:
         made = changed(made, f"prefer={asked.prefer}")
     if asked.patience:

@@ -37,6 +37,7 @@ class TraceJob:
     speeds: tuple[float, ...] = ()  # relative speed on 1, 2… shares; empty: proportional to slots
     save_s: float | None = None  # time of a requested save; None: that of `Costs`
     roles: tuple[RoleShape, ...] = ()  # further parts of the gang
+    user: str = ""  # user that its slots count for
 
     def speed(self, num_shares: int, num_slots: int) -> float:
         """Return the relative speed on so many shares or slots; 1 at full size."""
@@ -58,6 +59,7 @@ class TraceJob:
             int(self.submit_s * US),
             pools=self.pools,
             project=self.project,
+            user=self.user,
             kind=self.kind,
             max_duration_s=self.limit_s,
             min_nodes=self.min_nodes,

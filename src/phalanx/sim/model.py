@@ -9,6 +9,7 @@ from typing import Protocol
 from phalanx.core.gang.placement import Node
 from phalanx.core.reasons import Cause
 from phalanx.core.scheduling import ClusterIndex, Plan, PlannerConfig, Project
+from phalanx.core.scheduling.model.planning_input import UserQuota
 from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
 
@@ -118,3 +119,4 @@ class SimulationSetup:
     deliveries: int = 1  # deliveries of each event to the job machine
     sample_s: float = 3600.0  # grid of the timeline; 0: no samples
     half_life_s: float = 7 * 86_400.0  # half-life of past usage in fair-share accounting
+    users: Sequence[UserQuota] = ()  # quotas of users on the whole platform

@@ -9,6 +9,8 @@ from phalanx.core.gang.placement import Node
 from phalanx.core.scheduling import DEFAULT_POLICY, NAMED_POLICIES, Project
 from phalanx.core.scheduling.index.empty_cluster import EmptyCluster
 from phalanx.core.scheduling.model.entitlement import never_allowed
+from phalanx.core.scheduling.model.planning_input import UserQuota
+from phalanx.core.scheduling.model.quotas import NarrowLimits
 from phalanx.core.scheduling.stages.preference import NOTHING
 from phalanx.errors import UserError
 from phalanx.kit.units import parse_duration
@@ -44,6 +46,7 @@ class Scenario:
     label: str = ""  # added to the policy name in reports
     prefer: str = ""  # topology level that every gang insists on at first
     patience_s: float | None = None  # time in the queue for which it insists
+    users: tuple[UserQuota, ...] = ()  # quotas of users on the whole platform
 
     def nodes(self) -> list[Node]:
         """The nodes: those of a topology file, else a grid."""
@@ -65,7 +68,7 @@ class Outcome:
 def run(scenario: Scenario, jobs: Sequence[TraceJob], audit_every: int = 0) -> Outcome:
     """Replay the jobs. Raises UserError for jobs that the cluster could never hold."""
     nodes = scenario.nodes()
-    check_fit(jobs, nodes, scenario.projects)
+    check_fit(jobs, nodes, scenario.projects, scenario.users)
     jobs = _patient(jobs, nodes, scenario)
     span_s = max((job.submit_s + job.duration_s for job in jobs), default=0.0) * 1.5
     rates = faults.PUBLISHED.times(scenario.failures)
@@ -79,6 +82,7 @@ def run(scenario: Scenario, jobs: Sequence[TraceJob], audit_every: int = 0) -> O
         crashes=crashes,
         audit_every=audit_every,
         sample_s=max(span_s / 1500.0, 60.0),
+        users=scenario.users,
     )
     result = simulate(jobs, setup, POLICIES[scenario.policy]())
     row = figures(result, price=scenario.price)
@@ -102,10 +106,15 @@ def _patient(
 
 
 def check_fit(
-    jobs: Sequence[TraceJob], nodes: Sequence[Node], projects: Sequence[Project] = ()
+    jobs: Sequence[TraceJob],
+    nodes: Sequence[Node],
+    projects: Sequence[Project] = (),
+    users: Sequence[UserQuota] = (),
 ) -> None:
     """Refuse jobs that can never run, naming the first. Raises UserError."""
     empty, tree = EmptyCluster(nodes), {project.name: project for project in projects}
+    narrow = NarrowLimits.of(tree, users)
+    types = {node.slot_type for node in nodes}
     for job in (traced.waiting() for traced in jobs):
         if not empty.can_hold(job):
             total = sum(node.num_slots for node in nodes)
@@ -119,6 +128,12 @@ def check_fit(
                 f"job {job.num} needs {job.least_slots} slots; project {project.name} may hold "
                 f"{project.max_slots}",
                 f"raise quota.{project.name}",
+            )
+        for limit in [] if narrow is None else narrow.never_allowed(job, types):
+            holder = f"user {limit.user}" if limit.user else f"project {limit.project}"
+            raise UserError(
+                f"job {job.num} needs {job.least_slots} slots; {holder} may hold {limit.most}",
+                "apply a project file with a larger quota, or give --quota to use no stored one",
             )
 
 

@@ -68,6 +68,7 @@ class Attempts:
             num,
             placement,
             project=job.project,
+            user=job.user,
             priority=job.priority,
             kind=job.kind,
             started_at=now,

@@ -60,6 +60,7 @@ class _Cluster:
         self.costs = setup.costs
         self.policy = policy
         self.cluster = ClusterIndex(setup.nodes, setup.projects, History(), setup.config)
+        self.cluster.users = tuple(setup.users)
         self.events = EventQueue(setup.pass_s)
         self.lifecycles = JobLifecycles(self.costs.stop_s(), deliveries=setup.deliveries)
         self.accounting = Accounting(jobs, self.costs, self.cluster, self.events, self.lifecycles)

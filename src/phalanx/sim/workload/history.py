@@ -15,15 +15,17 @@ from typing import Any
 from phalanx.core.gang.placement import GangShape, RoleShape
 from phalanx.core.jobs.model import TERMINAL
 from phalanx.core.scheduling import Project
+from phalanx.core.scheduling.model.planning_input import UserQuota
 from phalanx.errors import NotFound, UserError
 from phalanx.kit.units import parse_duration
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.pools.project_file import ProjectSpec
+from phalanx.schemas.pools.project_file import ProjectSpec, UserQuotaSpec, quotas_to_core
 from phalanx.sim.jobs import US, TraceJob
 from phalanx.store import planning, resources
 from phalanx.store.database import Store, Tx, open_store
 from phalanx.store.jobs import StoredJob
 from phalanx.store.listings.jobs import JobFilter, page
+from phalanx.store.quotas import rows as quotas
 
 _PAGE = 500
 _VERSION = 1
@@ -56,6 +58,16 @@ def past_projects(root: Path) -> list[Project]:
     finally:
         store.close()
     return [ProjectSpec(**one.body).to_core() for one in applied]
+
+
+def past_users(root: Path) -> tuple[UserQuota, ...]:
+    """The quotas of users on the whole platform of this home. Raises NotFound."""
+    store = _open(root)
+    try:
+        applied = store.view(quotas.users.now)
+    finally:
+        store.close()
+    return quotas_to_core({one.name: UserQuotaSpec(**one.body) for one in applied})
 
 
 def past_policy(root: Path) -> str | None:
@@ -113,6 +125,7 @@ def _trace_job(num: int, stored: StoredJob, first_us: int) -> TraceJob:
         limit_s=job.policy.max_duration_s,
         checkpoint_s=_checkpoint_s(facts.spec),
         roles=job.policy.roles,
+        user=facts.owner,
     )
 
 
