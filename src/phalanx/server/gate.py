@@ -280,7 +280,9 @@ def _base_of(scope: Scope, headers: Headers, *, context: Context) -> str:
     own, host = context.platform.server_url.rstrip("/"), headers.get("host", "")
     server = scope.get("server")
     local = server is not None and server[1] is None
-    return own if local or host == urlsplit(own).netloc else f"{scope['scheme']}://{host}"
+    return (
+        own if local or host == urlsplit(own).netloc else f"{scope.get('scheme', 'http')}://{host}"
+    )
 
 
 def _too_large(limit: int) -> TooLarge:

@@ -113,15 +113,25 @@ def read_script(text: str, env: Mapping[str, str]) -> CommandPlan:
 
 
 def logical_lines(text: str) -> list[str]:
-    """Lines of a shell text without comments and blank lines, continued lines joined."""
+    """Commands of a shell text without comments and blank lines, continued lines joined.
+
+    A chain with `&&` stays one command, so that nothing runs after one that failed. The last chain is
+    taken apart: its last command is what the text starts, and those before it end the text when they fail.
+    """
     joined = re.sub(r"\\\n[ \t]*", " ", text)
     stripped = (line.strip() for line in joined.splitlines())
-    return [
-        part
+    chains = [
+        chain
         for line in stripped
         if line and not line.startswith("#")
-        for part in _split_commands(line)
+        for chain in _split_commands(line)
     ]
+    found: list[str] = []
+    for chain in chains[:-1]:
+        found += chain if all(is_state(one) for one in chain) else [" && ".join(chain)]
+    for chain in chains[-1:]:
+        found += [*(f"{one} || exit" for one in chain[:-1]), chain[-1]]
+    return found
 
 
 def is_control(line: str) -> bool:
@@ -143,24 +153,31 @@ def _closed(line: str) -> bool:
     return True
 
 
-def _split_commands(line: str) -> list[str]:
-    """Commands of a line that are separated by `;` or `&&`."""
-    found, here, quote, at = [], "", "", 0
+def _split_commands(line: str) -> list[list[str]]:
+    """Commands of a line that are separated by `;`, each as its parts between `&&`."""
+    found: list[list[str]] = [[""]]
+    quote, at = "", 0
     while at < len(line):
         char = line[at]
+        here = found[-1][-1]
         if quote:
             quote = "" if char == quote else quote
         elif char in "\"'":
             quote = char
         elif char == "#" and (not here or here[-1].isspace()):
             break
-        elif line.startswith("&&", at) or char == ";":
-            found.append(here.strip())
-            here, at = "", at + (2 if char == "&" else 1)
+        elif char == ";":
+            found.append([""])
+            at += 1
             continue
-        here += char
+        elif line.startswith("&&", at):
+            found[-1].append("")
+            at += 2
+            continue
+        found[-1][-1] += char
         at += 1
-    return [one for one in [*found, here.strip()] if one]
+    chains = ([part.strip() for part in chain if part.strip()] for chain in found)
+    return [chain for chain in chains if chain]
 
 
 def _launch_of(line: str, env: Mapping[str, str]) -> CommandPlan | None:

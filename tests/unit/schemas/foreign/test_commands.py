@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,7 +65,22 @@ def test_other_commands_stay_as_they_are(line: str) -> None:
 
 def test_lines_before_a_launcher_are_the_setup() -> None:
     plan = read_words(["bash", "-c", "pip install x && torchrun --nproc-per-node=2 a.py"], {})
-    assert (plan.setup, plan.run, plan.ranks) == ("pip install x", ["python", "-u", "a.py"], 2)
+    assert plan.run == ["python", "-u", "a.py"] and plan.ranks == 2
+    assert plan.setup == "pip install x || exit"
+
+
+def test_nothing_runs_after_a_command_that_failed(tmp_path: Path) -> None:
+    """Also where a chain with `&&` is not the last one, and where the shell goes on behind it."""
+    text = (
+        "false && touch never; touch one; true && touch two\nfalse && touch never && torchrun a.py"
+    )
+    plan = read_script(text, {})
+    assert plan.launched and plan.setup is not None
+    done = subprocess.run(["sh", "-c", plan.setup], cwd=tmp_path)
+    assert done.returncode == 1
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["one", "two"]
+    text = "cd src && export A=1\ncd data && torchrun a.py"
+    assert read_script(text, {}).run == ("cd src\nexport A=1\ncd data || exit\nexec python -u a.py")
 
 
 def test_lines_that_change_the_environment_run_in_each_rank() -> None:
