@@ -1,5 +1,6 @@
 """The image and the manifests in `deploy/` say what the code does."""
 
+import contextlib
 import json
 import os
 import re
@@ -75,9 +76,14 @@ def control_plane(tmp_path):
 
 
 def listening_port(process):
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    ports = [c.laddr.port for p in family for c in p.net_connections("tcp") if c.status == "LISTEN"]
-    return ports[0] if ports else None
+    """The port that the control plane or a process of it listens on; None while there is none."""
+    server = psutil.Process(process.pid)
+    for one in (server, *server.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a short one may have ended meanwhile
+            for connection in one.net_connections("tcp"):
+                if connection.status == "LISTEN":
+                    return connection.laddr.port
+    return None
 
 
 def test_the_control_plane_starts_with_the_arguments_and_answers_the_probes(control_plane):
