@@ -121,7 +121,9 @@ def test_the_base_is_consistent():
     url = f"https://{service['metadata']['name']}.{namespace}.svc:{port}"
     assert words[words.index("--advertise") + 1] == url
     mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
-    assert mounts[words[words.index("--home") + 1]] == "home"
+    home = Path(words[words.index("--home") + 1])
+    assert mounts[str(home.parent)] == "home", "the top of a volume belongs to root"
+    assert f"PHALANX_HOME={home}\n" in IMAGE.read_text()
     assert words[words.index("--pool") + 1] in mounts
     assert {one["name"] for one in pod["volumes"]} == set(mounts.values())
     assert pod["serviceAccountName"] in {name for kind, name in objects if kind == "ServiceAccount"}
