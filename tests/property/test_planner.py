@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.gang.placement import GangShape, Node, Placement, RoleShape
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement, RoleShape
+from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import (
     ClusterIndex,
     PlannerConfig,
@@ -22,6 +23,7 @@ from phalanx.core.scheduling import (
 from phalanx.core.scheduling.index.slots import mask_of
 from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of, size_class
 from phalanx.core.scheduling.model.entitlement import rolled_up
+from phalanx.core.scheduling.model.outcome import Plan, Resize, Start
 from phalanx.errors import InvariantBroken
 from phalanx.sim.audit import promises
 from phalanx.sim.audit.auditor import Auditor
@@ -42,6 +44,10 @@ TREE = (
 )
 
 
+EU, US_EAST = (("residency", "eu"),), (("residency", "us"),)
+PLACES = (EU, EU, EU, (("disk", "nvme"), *US_EAST), US_EAST, ())
+
+
 def make_nodes(num: int = 6) -> list[Node]:
     return [
         Node(
@@ -52,6 +58,7 @@ def make_nodes(num: int = 6) -> list[Node]:
             8,
             64,
             domains=(("block", "b0"), ("rack", f"r{i // 2}")),
+            labels=PLACES[i],
         )
         for i in range(num)
     ]
@@ -77,6 +84,7 @@ def jobs(draw: st.DrawFn, num: int) -> QueuedJob:
         min_nodes=1 if shape.nodes > 1 and not roles and draw(st.booleans()) else None,
         required=draw(st.sampled_from([None, None, "rack"])),
         roles=roles,
+        residency=draw(st.sampled_from([None, None, None, ("eu",), ("ch", "us"), ()])),
     )
 
 
@@ -152,6 +160,7 @@ def held_of(job: QueuedJob, now: int) -> RunningJob:
         max_nodes=None if job.min_nodes is None else job.shape.nodes,
         cpus_per_node=job.cpus_per_node,
         roles=job.roles,
+        residency=job.residency,
     )
 
 
@@ -231,7 +240,7 @@ def test_nothing_that_fits_free_unreserved_slots_stays(data: st.DataObject) -> N
 def test_every_job_starts_in_the_end(data: st.DataObject) -> None:
     """Bounded wait: whatever could ever be placed gets its turn, with nothing ever ending early."""
     cluster = ClusterIndex(make_nodes(4))
-    plain = {"pools": (), "required": None, "roles": ()}
+    plain = {"pools": (), "required": None, "roles": (), "residency": None}
     waiting = [replace(data.draw(jobs(n)), **plain) for n in range(1, 10)]
     for job in waiting:
         cluster.submit(job)
@@ -273,6 +282,35 @@ def test_the_audit_sees_a_corrupt_index() -> None:
     cluster.index.set_free(0, mask_of([0]))
     with pytest.raises(InvariantBroken, match="differs from its rebuild"):
         promises.check_rebuild(cluster)
+
+
+def test_the_audit_sees_a_start_and_a_growth_outside_the_residency() -> None:
+    """The check that every stream runs: a planner that ignored the rule would fail it."""
+    elsewhere = Placement("side", (NodeShare("n4", "10.0.0.4", (0,)),))
+    cluster = ClusterIndex(make_nodes())
+    asked = QueuedJob(1, GangShape(1, 1, 1), 50, 0, residency=("eu",))
+    cluster.submit(asked)
+    with pytest.raises(InvariantBroken, match="n4 is outside the residency"):
+        promises.check_starts(cluster, Plan((Start(1, elsewhere),), ()))
+    (start,) = plan_pass(cluster, US).starts
+    promises.check_starts(cluster, Plan((start,), ()))
+    cluster.start(1, start.placement, held_of(asked, US))
+    both = replace(start.placement, shares=(*start.placement.shares, *elsewhere.shares))
+    grown = Resize(1, both, Reason(ReasonCode.PLACED, ""))
+    with pytest.raises(InvariantBroken, match="n4 is outside the residency"):
+        promises.check_starts(cluster, Plan((), (), resizes=(grown,)))
+
+
+def test_an_elastic_job_does_not_grow_where_the_label_of_its_nodes_has_changed() -> None:
+    shape = GangShape(2, 4, 1)
+    cluster = ClusterIndex(make_nodes())
+    asked = QueuedJob(1, shape, 50, 0, residency=("eu",), min_nodes=1)
+    share = NodeShare("n0", "10.0.0.0", (0, 1, 2, 3))
+    for allowed, grows in ((("eu",), True), (None, True), (("ch",), False)):
+        cluster = ClusterIndex(make_nodes())
+        job = replace(held_of(asked, 0), placement=Placement("main", (share,)), residency=allowed)
+        cluster.hold(job)
+        assert bool(plan_pass(cluster, 10_000 * US).resizes) is grows
 
 
 def test_the_audit_sees_a_double_start() -> None:

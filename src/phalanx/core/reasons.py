@@ -71,6 +71,7 @@ class ReasonCode(StrEnum):
     WAITING_FOR_USER_QUOTA = "waiting_for_user_quota"
     WAITING_FOR_TYPE_QUOTA = "waiting_for_type_quota"
     SECRET_MANAGER_UNAVAILABLE = "secret_manager_unavailable"
+    OUTSIDE_RESIDENCY = "outside_residency"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from phalanx.schemas.api.pools import (
     QuotaList,
     SchedulerPolicyView,
     SetPolicyRequest,
+    StoreView,
 )
 from phalanx.schemas.api.why import WhyView
 from phalanx.sdk.accounts import AccountCalls
@@ -191,6 +192,10 @@ class PhalanxClient(JobCalls):
     def remove_project(self, name: str) -> None:
         """Remove a project's limits. Raises NotFound, and Conflict for a parent of other projects."""
         self._delete(f"{V1}/projects/{name}")
+
+    def stores(self) -> list[StoreView]:
+        """Stores of data outside the nodes, with the residency of each."""
+        return self._get(f"{V1}/stores", list[StoreView])
 
     def quotas(self, *, project: str | None = None, user: str | None = None) -> QuotaList:
         """Quotas of projects, slot types and users with what counts against them, and their alerts."""

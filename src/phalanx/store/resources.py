@@ -69,6 +69,8 @@ class AppliedTable:
 
 pools = AppliedTable(tables.pools)
 projects = AppliedTable(tables.projects)
+data_stores = AppliedTable(tables.data_stores)
+"""Stores of data outside the nodes, by URL or absolute path."""
 _MARKS = select(node_marks).order_by(node_marks.c.node)
 
 

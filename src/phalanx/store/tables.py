@@ -195,33 +195,25 @@ replicas = Table(
     Column("expires_at", BigInteger, nullable=False),  # on the clock of the database
 )
 
-pools = Table(
-    "pools",
-    metadata,
-    Column("name", String(128), primary_key=True),
-    Column("body", JSON, nullable=False),  # schemas.pools.PoolSpec
-    Column("applied_at", BigInteger, nullable=False),
-    Column("applied_by", String(128), nullable=False),
-)
 
-projects = Table(
-    "projects",
-    metadata,
-    Column("name", String(128), primary_key=True),
-    Column("body", JSON, nullable=False),  # schemas.projects.ProjectSpec
-    Column("applied_at", BigInteger, nullable=False),
-    Column("applied_by", String(128), nullable=False),
-)
+def _applied(table: str, name: Column[str]) -> Table:
+    """A table of what files have applied; `body` is the part of the file, whole."""
+    return Table(
+        table,
+        metadata,
+        name,
+        Column("body", JSON, nullable=False),
+        Column("applied_at", BigInteger, nullable=False),
+        Column("applied_by", String(128), nullable=False),
+    )
 
+
+pools = _applied("pools", Column("name", String(128), primary_key=True))
+projects = _applied("projects", Column("name", String(128), primary_key=True))
 # Quotas of users on the whole platform; those inside a project are in its body.
-user_quotas = Table(
-    "user_quotas",
-    metadata,
-    Column("name", String(128), primary_key=True),  # the user; `default`: every user
-    Column("body", JSON, nullable=False),  # schemas.pools.project_file.UserQuotaSpec
-    Column("applied_at", BigInteger, nullable=False),
-    Column("applied_by", String(128), nullable=False),
-)
+user_quotas = _applied("user_quotas", Column("name", String(128), primary_key=True))
+# Stores of data outside the nodes; the name is the URL or the absolute path.
+data_stores = _applied("data_stores", Column("name", Text, primary_key=True))
 
 quota_alerts = Table(
     "quota_alerts",

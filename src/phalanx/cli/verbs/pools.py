@@ -163,12 +163,30 @@ def show_project(ctx: typer.Context, project: ProjectName, json: AsJson = False)
             ("average", f"{view.average_slots:.2f} slots, decayed average"),
             ("max priority", view.max_priority),
             ("max running", view.max_running),
+            ("residency", ", ".join(view.residency) or None),
             *(("requires label", f"{name}: {one}") for name, one in view.required_labels.items()),
             ("from", "a project file" if view.applied_at else "its jobs; no limits are set"),
         ]
     )
     for one in view.quotas:
         print(f"  {one.label}: {one.used} of {one.limit}")
+
+
+_STORE_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "URL": lambda one: one.url,
+    "RESIDENCY": lambda one: one.residency,
+    "APPLIED": lambda one: output.moment(one.applied_at),
+    "BY": lambda one: one.applied_by,
+}
+
+
+@projects_app.command("stores")
+def list_stores(ctx: typer.Context, json: AsJson = False) -> None:
+    """List stores of data outside the nodes with their residency; a project file declares them."""
+    with connected(ctx) as client:
+        found = client.stores()
+    none = "no stores; `stores:` in a project file declares them: `phalanx projects apply -f FILE`"
+    output.listing(found, json, _STORE_COLUMNS, none)
 
 
 _QUOTA_COLUMNS: dict[str, Callable[[Any], Any]] = {

@@ -65,6 +65,7 @@ class Demand:
     tolerates: tuple[str, ...] = ()  # taints that nodes may have
     preemptible: bool = True  # whether other jobs may preempt it
     intensive: bool = False  # its ranks communicate much: fast links go before price
+    residency: tuple[str, ...] | None = None  # values of the label `residency`; None: any
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,7 @@ class ProjectView(ResponseBody):
     max_priority: int | None = None
     max_running: int | None = None
     required_labels: dict[str, str] = Field(default_factory=dict)  # what each must be, in words
+    residency: list[str] = Field(default_factory=list)  # values that its rule allows; empty: any
     held_slots: int = 0
     child_slots: int = 0
     num_running: int = 0
@@ -151,6 +152,15 @@ class ProjectView(ResponseBody):
     applied_at: At | None = None  # None: jobs name it, no file does
     quotas: list[QuotaView] = Field(default_factory=list)  # where one project is shown
     spec: dict[str, Any] | None = None
+
+
+class StoreView(ResponseBody):
+    """A store of data outside the nodes, from a project file."""
+
+    url: str
+    residency: str
+    applied_at: At
+    applied_by: str
 
 
 class ApplyPoolsRequest(RequestBody):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.[0-9]+)?)?")
@@ -52,8 +52,6 @@ class CommandPlan:
     nodes: tuple[int, int] | None = None
     #: restarts of the launcher
     restarts: int | None = None
-    #: `framework` of the spec, where the launcher decides about it
-    framework: str | None = None
     #: what runs once on each node before
     setup: str | None = None
     #: variables that the launcher sets
@@ -62,28 +60,19 @@ class CommandPlan:
     notes: list[str] = field(default_factory=list)
 
 
-Unwrap = Callable[[list[str], Mapping[str, str]], CommandPlan | None]
-"""Reads the words of a command with the variables that are known; None where it is no launcher."""
-
-
-def read_words(
-    words: Sequence[str], env: Mapping[str, str], unwrap: Unwrap | None = None
-) -> CommandPlan:
-    """The plan of a command without a shell, or of `sh -c TEXT`.
-
-    `unwrap` reads the words of a launcher; the default reads those of torchrun, accelerate and fabric.
-    """
+def read_words(words: Sequence[str], env: Mapping[str, str]) -> CommandPlan:
+    """The plan of a command without a shell, or of `sh -c TEXT`."""
     if len(words) >= 3 and words[0] in _SHELLS:
         flags = [one for one in words[1:-1] if one.startswith("-")]
         if len(flags) == len(words) - 2 and flags[-1].endswith("c"):
-            plan = read_script(words[-1], env, unwrap)
+            plan = read_script(words[-1], env)
             if isinstance(plan.run, str) and not plan.launched:
                 plan.run = list(words)
             return plan
-    return (unwrap or unwrapped)(list(words), env) or CommandPlan(list(words))
+    return unwrapped(list(words), env) or CommandPlan(list(words))
 
 
-def read_script(text: str, env: Mapping[str, str], unwrap: Unwrap | None = None) -> CommandPlan:
+def read_script(text: str, env: Mapping[str, str]) -> CommandPlan:
     """The plan of a text for the shell.
 
     Where its last command is a launcher, the lines before run once per node, and those that change the
@@ -96,8 +85,7 @@ def read_script(text: str, env: Mapping[str, str], unwrap: Unwrap | None = None)
         found = _ASSIGNMENT.fullmatch(line)
         if found is not None and "$" not in found[2]:
             known[found[1]] = found[2].strip("\"'")
-    unwrap = unwrap or unwrapped
-    launchers = [n for n, line in enumerate(lines) if _launch_of(line, known, unwrap) is not None]
+    launchers = [n for n, line in enumerate(lines) if _launch_of(line, known) is not None]
     if not launchers:
         if re.search(r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate launch)\b", text):
             whole.notes.append(_INSIDE)
@@ -109,7 +97,7 @@ def read_script(text: str, env: Mapping[str, str], unwrap: Unwrap | None = None)
     if launchers[0] != len(lines) - 1 or unclear:
         whole.notes.append(_INSIDE)
         return whole
-    plan = _launch_of(lines[-1], known, unwrap)
+    plan = _launch_of(lines[-1], known)
     assert plan is not None
     before = lines[:-1]
     state = [line for line in before if is_state(line)]
@@ -192,7 +180,7 @@ def _split_commands(line: str) -> list[list[str]]:
     return [chain for chain in chains if chain]
 
 
-def _launch_of(line: str, env: Mapping[str, str], unwrap: Unwrap) -> CommandPlan | None:
+def _launch_of(line: str, env: Mapping[str, str]) -> CommandPlan | None:
     """The plan of a line that is one launcher command; words keep their quotes."""
     words = raw_words(line)
     if words is None:
@@ -203,7 +191,7 @@ def _launch_of(line: str, env: Mapping[str, str], unwrap: Unwrap) -> CommandPlan
         words = words[1:]
     if words[0:1] == ["srun"]:
         return None
-    plan = unwrap(words, env)
+    plan = unwrapped(words, env)
     if plan is not None and isinstance(plan.run, list):
         first = raw_words(line) or []
         prefix = [one for one in first[: len(first) - len(words)] if one != "exec"]
@@ -281,7 +269,7 @@ def _flags(
     return (found, rest) if rest else None
 
 
-def number(text: str | None, env: Mapping[str, str], plan: CommandPlan, flag: str) -> int | None:
+def _number(text: str | None, env: Mapping[str, str], plan: CommandPlan, flag: str) -> int | None:
     """A whole number of a flag, with variables filled in; None where it cannot be told."""
     if text is None:
         return None
@@ -308,16 +296,16 @@ def _torchrun(words: list[str], env: Mapping[str, str], python: str) -> CommandP
     if ranks in ("auto", "gpu"):
         plan.ranks = 0
     else:
-        plan.ranks = number(ranks or None, env, plan, "--nproc-per-node")
+        plan.ranks = _number(ranks or None, env, plan, "--nproc-per-node")
     if ":" in flags.get("nnodes", ""):
         low, _, high = flags["nnodes"].partition(":")
-        first = number(low, env, plan, "--nnodes")
-        last = number(high, env, plan, "--nnodes")
+        first = _number(low, env, plan, "--nnodes")
+        last = _number(high, env, plan, "--nnodes")
         plan.nodes = None if first is None or last is None else (first, last)
     elif "nnodes" in flags and "standalone" not in flags:
-        count = number(flags["nnodes"], env, plan, "--nnodes")
+        count = _number(flags["nnodes"], env, plan, "--nnodes")
         plan.nodes = None if count is None else (count, count)
-    plan.restarts = number(flags.get("max_restarts"), env, plan, "--max-restarts")
+    plan.restarts = _number(flags.get("max_restarts"), env, plan, "--max-restarts")
     dropped = sorted(set(flags) & (_VALUED - {"nnodes", "nproc_per_node", "max_restarts"}))
     if dropped:
         plan.notes.append(f"flags of the launcher that have no effect: {', '.join(dropped)}")
@@ -330,10 +318,10 @@ def _accelerate(words: list[str], env: Mapping[str, str], python: str) -> Comman
         return None
     flags, rest = read
     plan = CommandPlan(_program(flags, rest, python), launched=True)
-    plan.total_ranks = number(flags.get("num_processes"), env, plan, "--num_processes")
-    count = number(flags.get("num_machines"), env, plan, "--num_machines")
+    plan.total_ranks = _number(flags.get("num_processes"), env, plan, "--num_processes")
+    count = _number(flags.get("num_machines"), env, plan, "--num_machines")
     plan.nodes = None if count is None else (count, count)
-    plan.restarts = number(flags.get("max_restarts"), env, plan, "--max_restarts")
+    plan.restarts = _number(flags.get("max_restarts"), env, plan, "--max_restarts")
     if "mixed_precision" in flags:
         plan.env["ACCELERATE_MIXED_PRECISION"] = flags["mixed_precision"]
     if "num_cpu_threads_per_process" in flags:
@@ -349,8 +337,8 @@ def _fabric(words: list[str], env: Mapping[str, str]) -> CommandPlan | None:
         return None
     flags, rest = read
     plan = CommandPlan(["python", "-u", *rest], launched=True)
-    plan.ranks = number(flags.get("devices"), env, plan, "--devices")
-    count = number(flags.get("num_nodes"), env, plan, "--num-nodes")
+    plan.ranks = _number(flags.get("devices"), env, plan, "--devices")
+    count = _number(flags.get("num_nodes"), env, plan, "--num-nodes")
     plan.nodes = None if count is None else (count, count)
     plan.env["LT_CLI_USED"] = "1"
     for name in ("accelerator", "strategy", "devices", "num_nodes", "precision"):

@@ -13,6 +13,7 @@ from typing import Any
 
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import shorten
+from phalanx.schemas.foreign import jobset, sbatch, trainjob
 from phalanx.schemas.foreign.documents import (
     MAX_TEXT,
     ForeignDocument,
@@ -20,72 +21,35 @@ from phalanx.schemas.foreign.documents import (
     read_documents,
     unfilled_templates,
 )
-from phalanx.schemas.foreign.kubernetes import (
-    jobset,
-    mpijob,
-    pytorchjob,
-    rayjob,
-    trainjob,
-    workers,
-)
+from phalanx.schemas.foreign.pytorchjob import TABLE as PYTORCHJOB
+from phalanx.schemas.foreign.pytorchjob import TOOL as PYTORCHJOB_TOOL
+from phalanx.schemas.foreign.pytorchjob import convert_pytorchjob
 from phalanx.schemas.foreign.reader import ForeignReader
 from phalanx.schemas.foreign.rules import Conversion, ConversionLog, KeyAction, RuleTable
-from phalanx.schemas.foreign.tasks import sbatch
 
 _OBJECT = re.compile(r"(?m)^[ ]*[\"']?apiVersion[\"']?[ ]*:")
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignFormat:
-    """One kind of objects: its name, the versions of its API, the table of its keys, and the conversion."""
+    """One format: its name, the group of its API, the table of its keys, and the conversion."""
 
     tool: str
-    groups: tuple[str, ...]
+    group: str
     table: RuleTable
     convert: Callable[[ForeignReader], dict[str, Any]]
 
 
-_OPERATOR = ("kubeflow.org/v1",)
-_RAY = ("ray.io/v1", "ray.io/v1alpha1")
 FORMATS: tuple[ForeignFormat, ...] = (
-    ForeignFormat(pytorchjob.TOOL, _OPERATOR, pytorchjob.TABLE, pytorchjob.convert_pytorchjob),
-    ForeignFormat(jobset.TOOL, ("jobset.x-k8s.io/v1alpha2",), jobset.TABLE, jobset.convert_jobset),
-    ForeignFormat(trainjob.TOOL, (trainjob.GROUP,), trainjob.TABLE, trainjob.convert_trainjob),
+    ForeignFormat(PYTORCHJOB_TOOL, "kubeflow.org/v1", PYTORCHJOB, convert_pytorchjob),
+    ForeignFormat(jobset.TOOL, "jobset.x-k8s.io/v1alpha2", jobset.TABLE, jobset.convert_jobset),
     ForeignFormat(
-        mpijob.TOOL, ("kubeflow.org/v2beta1", *_OPERATOR), mpijob.TABLE, mpijob.convert_mpijob
+        trainjob.TOOL, "trainer.kubeflow.org/v1alpha1", trainjob.TABLE, trainjob.convert_trainjob
     ),
-    ForeignFormat(workers.TFJOB, _OPERATOR, workers.TFJOB_TABLE, workers.convert_tfjob),
-    ForeignFormat(workers.JAXJOB, _OPERATOR, workers.JAXJOB_TABLE, workers.convert_jaxjob),
-    ForeignFormat(rayjob.RAYJOB, _RAY, rayjob.RAYJOB_TABLE, rayjob.convert_rayjob),
-    ForeignFormat(rayjob.RAYCLUSTER, _RAY, rayjob.RAYCLUSTER_TABLE, rayjob.convert_raycluster),
-    ForeignFormat(jobset.JOB_TOOL, ("batch/v1",), jobset.JOB_TABLE, jobset.convert_batch_job),
 )
-_SERVES = "serves requests and does not end; Phalanx runs jobs"
-REFUSED_KINDS: dict[str, str] = {
-    "XGBoostJob": "its ranks meet at the tracker of XGBoost, which is not supported",
-    "PaddleJob": "its ranks meet at the launcher of Paddle, which is not supported",
-    "MXJob": "its ranks meet at the scheduler of MXNet, which is not supported",
-    "RayService": _SERVES,
-    "RayCronJob": "submit its RayJob with `phalanx schedules create`",
-    "CronJob": "submit its Job with `phalanx schedules create`",
-    "Workflow": "steps of a workflow are jobs with `depends_on`",
-    "PipelineRun": "steps of a pipeline are jobs with `depends_on`",
-    "SparkApplication": "Spark is not supported",
-    "InferenceService": _SERVES,
-    "Deployment": _SERVES,
-    "StatefulSet": _SERVES,
-    "LeaderWorkerSet": _SERVES,
-    "Pod": "submit the Job that makes it, or its command",
-    "ClusterTrainingRuntime": "is no job; write the TrainJob that names it beside it",
-    "TrainingRuntime": "is no job; write the TrainJob that names it beside it",
-}
-"""Kinds that are known and not converted, with the reason."""
-# They stand in many files beside the job that needs them.
-_BESIDE = frozenset({"Deployment", "StatefulSet", "Pod", *trainjob.RUNTIMES})
 
 TABLES: tuple[tuple[str, RuleTable], ...] = (
     *((one.tool, one.table) for one in FORMATS),
-    ("Runtime of a TrainJob", trainjob.RUNTIME_TABLE),
     (sbatch.TOOL, sbatch.TABLE),
 )
 """Every format with the table of its keys."""
@@ -103,19 +67,18 @@ def convert(
     script = text.startswith("#!") and sbatch.DIRECTIVE.search(text) is not None
     if not script and not _OBJECT.search(text):
         return None
+    filled, used = fill_placeholders(text, values or {})
+    problems = [
+        Problem(f"--set {name}", "the file has no such placeholder; remove it, or check the name")
+        for name in sorted(set(values or {}) - used)
+    ]
+    problems += [] if script else unfilled_templates(filled, origin)
     if len(text) > MAX_TEXT:
-        raise SpecInvalid([Problem(origin, f"is too long: at most {MAX_TEXT} characters")])
-    values = values or {}
-    filled, used = fill_placeholders(text, values)
-    if not script and (problems := unfilled_templates(filled, origin)):
+        problems.append(Problem(origin, f"is too long: at most {MAX_TEXT} characters"))
+    if problems:
         raise SpecInvalid(problems)
-    log = ConversionLog(origin, local, values, used)
-    found = _script(filled, log) if script else _object(filled, origin, log)
-    unknown = sorted(set(values) - log.used)
-    if unknown:
-        said = "the file has no such placeholder; remove it, or check the name"
-        raise SpecInvalid([Problem(f"--set {name}", said) for name in unknown])
-    return found
+    log = ConversionLog(origin, local)
+    return _script(filled, log) if script else _object(filled, origin, log)
 
 
 def _script(text: str, log: ConversionLog) -> Conversion:
@@ -127,36 +90,20 @@ def _script(text: str, log: ConversionLog) -> Conversion:
 
 def _object(text: str, origin: str, log: ConversionLog) -> Conversion:
     documents = read_documents(text, origin)
-    jobs = [(one, kind) for one in documents if (kind := format_of(one)) is not None]
-    named = [one for one in documents if refusal(one) is not None]
-    if len(jobs) != 1 or any(one.data.get("kind") not in _BESIDE for one in named):
-        named = [one for one in named if not jobs or one.data.get("kind") not in _BESIDE]
-        said = _several(jobs, named, origin) if jobs else _no_job(documents, named, origin)
-        raise SpecInvalid([said])
+    jobs = [(one, kind) for one in documents if (kind := _format(one)) is not None]
+    if len(jobs) != 1:
+        raise SpecInvalid([_no_job(documents, origin) if not jobs else _several(jobs, origin)])
     document, kind = jobs[0]
-    log.beside = [one for one in documents if one is not document]
-    for other in log.beside:
-        _list(other, log)
+    for other in documents:
+        if other is not document:
+            _list(other, log)
     kind.table.walk(document, log)
     return log.finish(kind.tool, kind.convert(ForeignReader(document, log)))
 
 
-def format_of(document: ForeignDocument) -> ForeignFormat | None:
-    """The format of an object, or None."""
+def _format(document: ForeignDocument) -> ForeignFormat | None:
     group, kind = document.data.get("apiVersion"), document.data.get("kind")
-    return next((one for one in FORMATS if one.tool == kind and group in one.groups), None)
-
-
-def refusal(document: ForeignDocument) -> str | None:
-    """Why an object of a known kind is no job here; None for a job, and for a kind that is not known."""
-    kind, group = document.data.get("kind"), document.data.get("apiVersion")
-    if format_of(document) is not None or not isinstance(kind, str):
-        return None
-    versions = [one for form in FORMATS if form.tool == kind for one in form.groups]
-    family = str(group).partition("/")[0]
-    if any(one.partition("/")[0] == family for one in versions):
-        return f"this version is not supported; write it for {' or '.join(versions)}"
-    return REFUSED_KINDS.get(kind)
+    return next((one for one in FORMATS if (one.group, one.tool) == (group, kind)), None)
 
 
 def _list(document: ForeignDocument, log: ConversionLog) -> None:
@@ -165,25 +112,18 @@ def _list(document: ForeignDocument, log: ConversionLog) -> None:
     log.note(document.line(()), kind, KeyAction.DROPPED, said)
 
 
-def _no_job(documents: list[ForeignDocument], named: list[ForeignDocument], origin: str) -> Problem:
-    known = ", ".join(f"{one.tool} ({one.groups[0]})" for one in FORMATS)
-    if not (named or documents):
+def _no_job(documents: list[ForeignDocument], origin: str) -> Problem:
+    known = ", ".join(f"{one.tool} ({one.group})" for one in FORMATS)
+    first = documents[0] if documents else None
+    if first is None:
         return Problem(origin, "is empty")
-    first = (named or documents)[0]
     group, kind = first.data.get("apiVersion"), first.data.get("kind")
-    found = shorten(f"{kind} ({group})", 80)
-    where = f"{origin}, line {first.line(())}"
-    if why := refusal(first):
-        return Problem(where, f"{found} cannot be submitted: {why}")
     if kind == "Experiment" and str(group).startswith("kubeflow.org/"):
-        return Problem(where, "is a study: use `phalanx sweep FILE`")
-    return Problem(where, f"no job: {found}; supported: {known}")
+        return Problem(f"{origin}, line {first.line(())}", "is a study: use `phalanx sweep FILE`")
+    found = shorten(f"{kind} ({group})", 80)
+    return Problem(f"{origin}, line {first.line(())}", f"no job: {found}; supported: {known}")
 
 
-def _several(
-    jobs: list[tuple[ForeignDocument, ForeignFormat]], named: list[ForeignDocument], origin: str
-) -> Problem:
-    if named:
-        return _no_job([], named, origin)
+def _several(jobs: list[tuple[ForeignDocument, ForeignFormat]], origin: str) -> Problem:
     second = jobs[1][0].line(())
     return Problem(f"{origin}, line {second}", f"{len(jobs)} jobs in one file; write one in each")

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from phalanx.core.residency import DataStore, ResidencyRule, allowed_by, in_words
 from phalanx.core.scheduling import Project
 from phalanx.core.scheduling.model.planning_input import UserQuota
 from phalanx.errors import Problem, SpecInvalid
@@ -16,6 +17,7 @@ from phalanx.schemas.spec.document import problems_of
 from phalanx.schemas.spec.fields import (
     MAX_ENTRIES,
     Name,
+    Names,
     Section,
     Text,
     WholeFromOne,
@@ -132,6 +134,11 @@ class ProjectSpec(Section):
         default_factory=dict,
         description="What each user may hold of the project; `default` is for every user.",
     )
+    residency: Names = Field(
+        default_factory=list,
+        description="Values of the label `residency` that the pools and stores of its jobs must have; "
+        "empty: any.",
+    )
     required_labels: Annotated[dict[Name, RequiredLabel], Field(max_length=MAX_REQUIRED)] = Field(
         default_factory=dict,
         description="Labels that every job submitted from now on must have, with the allowed values.",
@@ -175,6 +182,31 @@ class ProjectSpec(Section):
         )
 
 
+def _store_url(url: str) -> str:
+    if "\0" in url or not (url.startswith("/") or url.partition("://")[2]):
+        raise ValueError("must be a URL such as s3://bucket/prefix, or an absolute path")
+    if "@" in url.partition("://")[2].partition("/")[0] or "?" in url or "#" in url:
+        raise ValueError("must not hold credentials, a query or a fragment")
+    if ".." in url.split("/"):
+        raise ValueError("must not hold `..`")
+    return url.rstrip("/") or "/"
+
+
+class StoreSpec(Section):
+    """A store of data outside the nodes, and where it is."""
+
+    url: Annotated[
+        str, Field(strict=True, min_length=1, max_length=1000), AfterValidator(_store_url)
+    ] = Field(
+        description="URL or absolute path; everything below it is of the store, if no longer entry fits."
+    )
+    residency: Name = Field(description="Where it is, as in the label `residency` of pools.")
+
+    def to_core(self) -> DataStore:
+        """The core value."""
+        return DataStore(self.url, self.residency)
+
+
 class ProjectFile(Section):
     """The document that `phalanx projects apply -f` reads."""
 
@@ -185,11 +217,14 @@ class ProjectFile(Section):
     users: UserQuotas | None = optional(
         "What each user may hold on the whole platform; it replaces what was applied before."
     )
+    stores: Annotated[list[StoreSpec], Field(max_length=MAX_ENTRIES)] | None = optional(
+        "Stores of data and checkpoints with their residency; they replace what was applied before."
+    )
 
     @model_validator(mode="after")
     def _not_empty(self) -> ProjectFile:
-        if not self.projects and self.users is None:
-            raise ValueError("give projects, users or both")
+        if not self.projects and self.users is None and self.stores is None:
+            raise ValueError("give projects, users or stores")
         return self
 
 
@@ -208,6 +243,12 @@ def read_projects(data: Mapping[str, Any]) -> ProjectFile:
         for name, times in counted.items()
         if times > 1
     ]
+    urls = Counter(store.url for store in found.stores or ())
+    problems += [
+        Problem("stores", f"store {url} is given {times} times")
+        for url, times in urls.items()
+        if times > 1
+    ]
     if problems:
         raise SpecInvalid(problems)
     return found
@@ -224,6 +265,8 @@ def check_tree(projects: Iterable[ProjectSpec]) -> list[Problem]:
             problems.append(Problem(path, "the parent is not a project", project.parent))
         elif project.name in circular:
             problems.append(Problem(path, "the project is its own ancestor", project.parent))
+        else:
+            problems += _residency_problems(known, project)
     guaranteed_below = Counter[str]()
     for project in known.values():
         if project.parent is not None:
@@ -237,6 +280,19 @@ def check_tree(projects: Iterable[ProjectSpec]) -> list[Problem]:
             )
             problems.append(Problem(f"project {parent.name}", said))
     return problems
+
+
+def _residency_problems(known: Mapping[str, ProjectSpec], project: ProjectSpec) -> list[Problem]:
+    """The problem of a project where its residency and those above have no value in common."""
+    rules = [
+        ResidencyRule(f"project {one.name}", tuple(one.residency))
+        for one in lineage(known, project.name)
+        if one.residency
+    ]
+    if not project.residency or allowed_by(rules) != ():
+        return []
+    said = f"no residency is allowed by all: {in_words(rules)}"
+    return [Problem(f"project {project.name}", said)]
 
 
 def lineage(projects: Mapping[str, ProjectSpec], name: str) -> tuple[ProjectSpec, ...]:

@@ -324,6 +324,11 @@ class JobSpec(Section):
     placement: PlacementWish = Field(
         default_factory=PlacementWish, description="Limits on where the gang is placed."
     )
+    residency: Names = Field(
+        default_factory=list,
+        description="Values of the label `residency` that the pools and stores of the job must have, "
+        "beside the rule of its project; empty: only that rule.",
+    )
     communication: Literal["normal", "intensive"] = Field(
         default="normal",
         description="intensive: fast links go before price, and slots are not split further than needed.",
@@ -498,4 +503,5 @@ class JobSpec(Section):
             tolerates=tuple(sorted(wish.tolerate)),
             preemptible=self.preemptible,
             intensive=self.communication == "intensive",
+            residency=tuple(self.residency) or None,
         )

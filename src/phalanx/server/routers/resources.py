@@ -17,6 +17,7 @@ from phalanx.schemas.api.pools import (
     QuotaList,
     SchedulerPolicyView,
     SetPolicyRequest,
+    StoreView,
 )
 from phalanx.server.access import Of, needs
 from phalanx.server.context import By, Here
@@ -24,6 +25,7 @@ from phalanx.server.strict_requests import ObjectName, SearchText, StrictRoute
 from phalanx.services.planning import policy
 from phalanx.services.quotas.usage import list_quotas
 from phalanx.services.resources import inventory, pools, projects
+from phalanx.services.resources.stores import list_stores
 
 router = APIRouter(prefix="/api/v1", tags=["resources"], route_class=StrictRoute)
 _CHANGE = needs(Permission.PLATFORM_CHANGE, Of.WHOLE)
@@ -110,6 +112,12 @@ def delete_project(here: Here, name: ObjectName) -> Response:
     """Remove a project's limits; its jobs continue."""
     projects.remove_project(here.platform, name)
     return Response(status_code=204)
+
+
+@router.get("/stores", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))
+def get_stores(here: Here) -> list[StoreView]:
+    """Stores of data outside the nodes, with the residency of each, from a project file."""
+    return list_stores(here.platform)
 
 
 @router.get("/quotas", openapi_extra=needs(Permission.PROJECT_READ, Of.ANY))

@@ -68,13 +68,20 @@ def asked(terms: JobPolicy, facts: JobFacts, submitted_at: int) -> QueuedJob:
         splits=terms.splits,
         intensive=demand.intensive,
         user=facts.owner,
+        residency=demand.residency,
     )
 
 
 def waiting(
-    stored: StoredJob, reservation: StoredReservation | None, speeds: tuple[float, ...] = ()
+    stored: StoredJob,
+    reservation: StoredReservation | None,
+    speeds: tuple[float, ...] = (),
+    allowed: tuple[str, ...] | None = None,
 ) -> QueuedJob:
-    """A queued job. One that comes back from a move asks for just the size that was planned."""
+    """A queued job. One that comes back from a move asks for just the size that was planned.
+
+    `allowed` are the values of the label `residency` that its rules allow.
+    """
     job = stored.job
     shape = job.policy.shape
     moved = reservation is not None and reservation.kind == MOVE
@@ -93,6 +100,7 @@ def waiting(
         max_duration_s=_left_s(stored),
         delayed_s=job.waited_s,
         speeds=speeds,
+        residency=allowed,
     )
 
 
@@ -113,8 +121,12 @@ def held(
     reservation: StoredReservation | None,
     terms: PlannerConfig,
     now: int,
+    allowed: tuple[str, ...] | None = None,
 ) -> RunningJob:
-    """A running job as the planner sees it; a moving job also holds the nodes it moves to."""
+    """A running job as the planner sees it; a moving job also holds the nodes it moves to.
+
+    `allowed` are the values of the label `residency` that its rules allow.
+    """
     job, attempt = stored.job, stored.job.attempt
     if attempt is None:
         raise InvariantBroken(f"job {job.num} holds slots without an attempt")
@@ -145,6 +157,7 @@ def held(
         roles=job.policy.roles,
         user=stored.facts.owner,
         speeds=facts.speeds.get(job.num, ()) if elastic else (),
+        residency=allowed,
     )
 
 

@@ -15,6 +15,7 @@ from phalanx.core.gang.devices import shared_out
 from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.model import HOLDING, JobState
 from phalanx.core.reasons import Reason
+from phalanx.core.residency import LABEL
 from phalanx.core.scheduling import (
     DEFAULT_POLICY,
     NAMED_POLICIES,
@@ -28,14 +29,14 @@ from phalanx.core.scheduling.model.planning_input import UserQuota
 from phalanx.core.scheduling.stages.preference import Preferences
 from phalanx.errors import InvariantBroken
 from phalanx.schemas.pools.pool_file import HostDefaults, PoolSpec
-from phalanx.schemas.pools.project_file import ProjectSpec, UserQuotaSpec, quotas_to_core
+from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.services.caches import planner_input
+from phalanx.services.caches.project_cache import ProjectCache
 from phalanx.store import events, jobs, lineage, outbox, planning, resources, supervisors
 from phalanx.store.cost import budgets
 from phalanx.store.database import Touched, Tx
 from phalanx.store.jobs import Finished, StoredJob
 from phalanx.store.planning import StoredReservation
-from phalanx.store.quotas import rows as quotas
 
 _PAGE = 5000
 # Number of finished jobs read at startup for the duration history.
@@ -158,11 +159,7 @@ class RowCache:
     _feed_seq: int | None = None  # last feed number included; None: empty cache
     _learned: tuple[int, int] | None = None  # (ended_at, num) of the last finished job read
     _pools: tuple[object, tuple[PoolSpec, ...]] = ((), ())  # (stamps, pools)
-    #: (stamps, projects by name)
-    _projects: tuple[object, dict[str, ProjectSpec]] = field(default_factory=lambda: ((), {}))
-    _users: tuple[
-        UserQuota, ...
-    ] = ()  # quotas of each user on the whole platform, as of `_projects`
+    _projects: ProjectCache = field(default_factory=ProjectCache)  # what project files have applied
     _nodes: tuple[object, tuple[Node, ...]] = ((), ())  # (key, nodes with marks)
     _preferences: Preferences = field(default_factory=lambda: Preferences(()))  # on the nodes
     _layout: tuple[Node, ...] = ()  # the nodes of `_preferences`, none of them closed
@@ -188,19 +185,24 @@ class RowCache:
         """Return everything a plan may depend on. `real` are the executor's own nodes."""
         with self._lock:
             nodes = self.nodes(tx, real)
+            projects = self._projects_now(tx)
             waiting, holding = self.jobs(tx)
             reservations = planning.reservations_now(tx)
             known = planning.usage_now(tx)
             facts = _facts(tx, (*holding, *waiting))
             deferred = self._blocked_now(waiting, now) | _held_by_budgets(tx, waiting)
-            shown = waiting
-            if deferred:
-                shown = [one for one in waiting if one.job.num not in deferred]
+            deferred |= self._projects.outside_residency(waiting)
+            shown = [one for one in waiting if one.job.num not in deferred]
             snapshot = PlanningInput(
                 nodes=_with_selected_labels(nodes, shown),
                 held=tuple(
                     planner_input.held(
-                        one, facts, reservations.get(one.job.num), policy.config, now
+                        one,
+                        facts,
+                        reservations.get(one.job.num),
+                        policy.config,
+                        now,
+                        self._projects.allowed(one),
                     )
                     for one in holding
                 ),
@@ -210,12 +212,12 @@ class RowCache:
                 ),
                 projects=tuple(
                     one.to_core(past_slots(known.get(name), policy.half_life_s, now))
-                    for name, one in self._projects_now(tx).items()
+                    for name, one in projects.items()
                 ),
                 reservations=tuple(one.reservation for one in reservations.values()),
                 history=history,
                 config=policy.config,
-                users=self._users,
+                users=self._projects.users,
             )
             held = planner_input.slots_held(holding)
             return SchedulerView(
@@ -230,7 +232,7 @@ class RowCache:
                 },
                 versions={one.job.num: one.version for one in waiting},
                 usage=changed_usage(known, held, policy.half_life_s, now),
-                projects_stamp=self._projects,
+                projects_stamp=self._projects.stamp,
             )
 
     def jobs(self, tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
@@ -244,7 +246,7 @@ class RowCache:
     def quotas(self, tx: Tx) -> tuple[dict[str, ProjectSpec], tuple[UserQuota, ...]]:
         """Projects with limits by name, and the quotas of users on the whole platform."""
         with self._lock:
-            return self._projects_now(tx), self._users
+            return self._projects_now(tx), self._projects.users
 
     def holding(self, tx: Tx) -> list[StoredJob]:
         """Jobs that hold slots, by number, at a cost independent of the queue length."""
@@ -334,6 +336,7 @@ class RowCache:
         self._part(num)
         self._jobs.pop(num, None)
         self._asked.pop(num, None)
+        self._projects.forget(num)
 
     def _part(self, num: int) -> None:
         if self._queued.pop(num, None) is not None:
@@ -411,12 +414,9 @@ class RowCache:
         return {num: reason for num, (_, reason) in self._blocked.items()}
 
     def _projects_now(self, tx: Tx) -> dict[str, ProjectSpec]:
-        stamps = (resources.projects.stamps(tx), quotas.users.stamps(tx))
-        if self._projects[0] != stamps:
-            found = {one.name: ProjectSpec(**one.body) for one in resources.projects.now(tx)}
-            users = {one.name: UserQuotaSpec(**one.body) for one in quotas.users.now(tx)}
-            self._projects, self._users = (stamps, found), quotas_to_core(users)
-        return self._projects[1]
+        if self._projects.refresh(tx):
+            self._asked.clear()
+        return self._projects.projects
 
     def _waiting(
         self,
@@ -430,7 +430,12 @@ class RowCache:
         if known is None or known.version != stored.version or known.reservation != reservation:
             demand = stored.facts.demand
             job = self._preferences.apply(
-                planner_input.waiting(stored, reservation, speeds.get(stored.job.num, ())),
+                planner_input.waiting(
+                    stored,
+                    reservation,
+                    speeds.get(stored.job.num, ()),
+                    self._projects.allowed(stored),
+                ),
                 demand.preferred,
                 demand.patience_s,
                 history,
@@ -465,10 +470,13 @@ def _facts(tx: Tx, live: Sequence[StoredJob]) -> planner_input.RunningFacts:
 
 
 def _with_selected_labels(nodes: tuple[Node, ...], shown: Sequence[StoredJob]) -> tuple[Node, ...]:
-    """Return the nodes without labels that no job selects by: they would divide kinds of nodes."""
+    """Return the nodes without labels that no job selects by: they would divide kinds of nodes.
+
+    The residency stays: running jobs grow on nodes of their own kind alone.
+    """
     if not any(node.labels for node in nodes):
         return nodes
-    wanted = {key for one in shown for key, _ in one.facts.demand.selector}
+    wanted = {key for one in shown for key, _ in one.facts.demand.selector} | {LABEL}
     return tuple(
         replace(node, labels=tuple(label for label in node.labels if label[0] in wanted))
         if node.labels

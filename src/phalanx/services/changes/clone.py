@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
 from phalanx.core.contract.job import JobContract
 from phalanx.core.contract.secrecy import CALLER_LAYER, WITHHELD
 from phalanx.core.contract.trial import ForkSource, Param, TrialContract
+from phalanx.core.residency import ResidencyRule, allowed_by, in_words
 from phalanx.core.tenancy.principals import Caller
 from phalanx.core.training.checkpoints import Best
 from phalanx.errors import CheckpointNotFound, NotFound, NotSupported, Problem, SpecInvalid
@@ -19,8 +20,9 @@ from phalanx.schemas.api.provenance import SourceRequest
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.assignments import contract_of
 from phalanx.services.lifecycle.commit import Note, commit_events
-from phalanx.services.lifecycle.submit import PreparedJob, prepare, store_prepared
+from phalanx.services.lifecycle.submit import PreparedJob, limits_now, prepare, store_prepared
 from phalanx.services.platform import Platform
+from phalanx.services.residency.rules import ResidencyRules
 from phalanx.store import jobs, lineage
 from phalanx.store.database import Tx
 from phalanx.store.idempotency import RequestKey, earlier_answer, once
@@ -131,6 +133,9 @@ def _prepared(
         )
     changes = {key: one for key, one in request.set.items() if not key.startswith(_PARAMS)}
     spec = _with_values(set_paths(facts.spec, changes), request.secrets)
+    limits = limits_now(platform)
+    if source is not None:
+        spec = _kept_inside(spec, stored, source, limits.residency)
     caller_env, missing = facts.caller_env, list[str]()
     if caller_env is not None:
         names = contract.withheld.get(CALLER_LAYER, ())
@@ -149,7 +154,34 @@ def _prepared(
     if missing:
         some = ", ".join(missing[:6]) + (" …" if len(missing) > 6 else "")
         notes = (f"without the secret variables {some}: their values are stored nowhere",)
-    return prepare(platform, again, _trial_of(contract, request.set, source), by=by), notes
+    trial = _trial_of(contract, request.set, source)
+    return prepare(platform, again, trial, limits, by), notes
+
+
+def _kept_inside(
+    spec: dict[str, Any], stored: StoredJob, source: ForkSource, rules: ResidencyRules
+) -> dict[str, Any]:
+    """The spec of a job that begins from a checkpoint, which must stay where the first job had to be.
+
+    Raises SpecInvalid where the new job may not be there, or may not read where the checkpoint is.
+    """
+    label, own = job_label(stored.job.num), spec.get("residency") or None
+    own = [own] if isinstance(own, str) else own
+    project = str(spec.get("project") or "default")
+    problems = rules.problems(project, own, {"data": {"checkpoint": source.path}})
+    allowed = rules.allowed(stored.facts)
+    if allowed is not None and not problems:
+        of_job = rules.of_job(project, own)
+        both = allowed_by([*of_job, ResidencyRule(f"the checkpoint of {label}", allowed)])
+        if not both:
+            said = (
+                f"the checkpoint of {label} must stay in {', '.join(allowed)}; {in_words(of_job)}"
+            )
+            problems = [Problem("residency", said)]
+        spec = {**spec, "residency": list(both or ())}
+    if problems:
+        raise SpecInvalid([replace(one, path="residency") for one in problems])
+    return spec
 
 
 def _trial_of(

@@ -136,7 +136,8 @@ def _check_spec(
 ) -> None:
     """Raise SpecInvalid for settings that a submission of the job would be refused for."""
     problems = [one for one in check_supported(spec) if one.path.split(".")[0] in after]
-    gang = gang_of(facts_of(spec), spec.to_policy())
+    facts = facts_of(spec)
+    gang = replace(gang_of(facts, spec.to_policy()), residency=limits.residency.allowed(facts))
     if "priority" in after:
         found = over_project(spec, limits.projects, gang)
         problems += [one for one in found if one.path == "priority"]

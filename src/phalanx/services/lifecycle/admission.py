@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.core.gang.placement import Demand, Node
 from phalanx.core.jobs.model import JobPolicy
+from phalanx.core.residency import permits, residency_of
 from phalanx.core.scheduling import EmptyCluster, QueuedJob
 from phalanx.core.scheduling.model.entitlement import never_allowed
 from phalanx.core.scheduling.model.quotas import NarrowLimits
@@ -22,6 +23,7 @@ from phalanx.schemas.pools.project_file import (
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.roles import RolePlan
 from phalanx.services.caches.planner_input import asked
+from phalanx.services.residency.rules import ResidencyRules
 from phalanx.store.jobs import JobFacts
 from phalanx.store.resources import Applied
 
@@ -105,6 +107,12 @@ def over_quota(spec: JobSpec, quotas: QuotaContext, job: QueuedJob) -> list[Prob
     return problems
 
 
+def outside_residency(spec: JobSpec, rules: ResidencyRules) -> list[Problem]:
+    """Problems of a spec with stores outside its residency, or with rules that agree on nothing."""
+    given = {"data": spec.data, "checkpoint": {"store": spec.checkpoint.store}}
+    return rules.problems(spec.project, spec.residency or None, given)
+
+
 def missing_labels(spec: JobSpec, projects: Sequence[Applied]) -> list[Problem]:
     """Problems of a spec without the labels that its project, or one above, requires."""
     known = {one.name: ProjectSpec(**one.body) for one in projects}
@@ -132,9 +140,9 @@ def misfits(spec: JobSpec, nodes: Nodes, empty: EmptyCluster, gang: QueuedJob) -
     usable = [node for node in nodes if not spec.pool or node.pool in spec.pool]
     where = f"of pool {', '.join(spec.pool)}" if spec.pool else "of any pool"
     if not spec.roles:
-        return [_unfit(spec, spec.plans[0], "", usable, where)]
+        return [_unfit(spec, spec.plans[0], gang, "", usable, where)]
     for plan, shape in zip(spec.plans, (gang.shape, *gang.roles), strict=True):
-        demand = _demand_of(spec, plan)
+        demand = _demand_of(spec, plan, gang)
         alone = replace(
             gang,
             shape=shape,
@@ -146,15 +154,15 @@ def misfits(spec: JobSpec, nodes: Nodes, empty: EmptyCluster, gang: QueuedJob) -
         )
         if not empty.can_hold(alone):
             at = f"roles.{plan.name}." if plan.name in spec.roles else ""
-            return [_unfit(spec, plan, at, usable, where)]
+            return [_unfit(spec, plan, gang, at, usable, where)]
     within = f"one {spec.placement.required}" if spec.placement.required else "one pool"
     said = f"each role fits alone, but not all at once in {within} ({where})"
     return [Problem("roles", said)]
 
 
-def _demand_of(spec: JobSpec, plan: RolePlan) -> Demand:
-    """The node requirements of one role."""
-    demand = spec.to_demand()
+def _demand_of(spec: JobSpec, plan: RolePlan, gang: QueuedJob) -> Demand:
+    """The node requirements of one role, with the residency of the gang."""
+    demand = replace(spec.to_demand(), residency=gang.residency)
     if plan.leads:
         return demand
     role = plan.to_core()
@@ -166,9 +174,11 @@ def _demand_of(spec: JobSpec, plan: RolePlan) -> Demand:
     )
 
 
-def _unfit(spec: JobSpec, plan: RolePlan, at: str, usable: Nodes, where: str) -> Problem:
+def _unfit(
+    spec: JobSpec, plan: RolePlan, gang: QueuedJob, at: str, usable: Nodes, where: str
+) -> Problem:
     """Why one role could never be placed; `at` is its path in the spec."""
-    for unmet, path, value, explain in _requirements(_demand_of(spec, plan)):
+    for unmet, path, value, explain in _requirements(_demand_of(spec, plan, gang)):
         left = [node for node in usable if not unmet(node)]
         if not left:
             own = at if path.startswith("resources") else ""
@@ -187,6 +197,8 @@ def _largest_device(nodes: Nodes) -> str:
 def _requirements(demand: Demand) -> list[_Requirement]:
     """Requirements other than size: a test for nodes that do not meet it, path, value, explanation."""
     found: list[_Requirement] = []
+    if demand.residency is not None:
+        found.append(_resident(demand.residency))
     if demand.slot_type:
         found.append(
             (
@@ -237,6 +249,14 @@ def _requirements(demand: Demand) -> list[_Requirement]:
             )
         )
     return found
+
+
+def _resident(allowed: tuple[str, ...]) -> _Requirement:
+    def explain(nodes: Nodes) -> str:
+        known = _known(residency_of(node.labels) for node in nodes)
+        return f"no node has this residency, which the job or its project requires; known: {known}"
+
+    return lambda n: not permits(allowed, n.labels), "residency", ", ".join(allowed), explain
 
 
 def _selected(pair: tuple[str, str]) -> _Requirement:

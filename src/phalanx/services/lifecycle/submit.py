@@ -31,6 +31,7 @@ from phalanx.services.lifecycle.admission import (
     gang_of,
     misfits,
     missing_labels,
+    outside_residency,
     over_project,
     over_quota,
 )
@@ -38,6 +39,7 @@ from phalanx.services.lifecycle.commit import QUEUE, commit_new
 from phalanx.services.lifecycle.folder_check import check_folder
 from phalanx.services.platform import Platform
 from phalanx.services.quotas.submitted import check_submitted
+from phalanx.services.residency.rules import ResidencyRules
 from phalanx.services.secrets.values import missing
 from phalanx.services.workflow import dependencies
 from phalanx.store import jobs, resources
@@ -67,15 +69,21 @@ class Limits:
     nodes: Sequence[Node]
     empty: EmptyCluster  # of the nodes
     users: Sequence[Applied] = ()  # quotas of users on the whole platform
+    residency: ResidencyRules = ResidencyRules()  # of projects, and stores
 
 
 def limits_now(platform: Platform) -> Limits:
     """The limits at present. Raises ExecutorUnavailable."""
     nodes = platform.cluster()
-    projects, users = platform.store.view(
-        lambda tx: (resources.projects.now(tx), quotas.users.now(tx))
+    projects, users, stores = platform.store.view(
+        lambda tx: (
+            resources.projects.now(tx),
+            quotas.users.now(tx),
+            resources.data_stores.now(tx),
+        )
     )
-    return Limits(projects, nodes, platform.empty.of(nodes), users)
+    rules = ResidencyRules.of(projects, stores)
+    return Limits(projects, nodes, platform.empty.of(nodes), users, rules)
 
 
 def check(
@@ -97,8 +105,8 @@ def check(
     problems = [*check_supported(spec), *_no_values(spec)]
     if not problems:
         policy, facts = spec.to_policy(), facts_of(spec)
-        gang = gang_of(facts, policy)
         here = limits_now(platform) if limits is None else limits
+        gang = replace(gang_of(facts, policy), residency=here.residency.allowed(facts))
         # Trials have no caller: a label that is required later must not end a study.
         labels = [] if by is None else missing_labels(spec, here.projects)
         owner = request.owner if by is None else by.owner_of(request.owner)
@@ -107,6 +115,7 @@ def check(
             *labels,
             *over_project(spec, here.projects, gang),
             *over_quota(spec, most, replace(gang, user=owner)),
+            *outside_residency(spec, here.residency),
         ] or [
             *misfits(spec, here.nodes, here.empty, gang),
             *_no_secrets(spec, platform),

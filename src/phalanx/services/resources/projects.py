@@ -21,6 +21,7 @@ from phalanx.services.lifecycle.commit import QUEUE
 from phalanx.services.platform import Platform
 from phalanx.services.quotas.usage import quota_views, slot_types, uses_now
 from phalanx.services.resources.inventory import change_views, suggestion
+from phalanx.services.resources.stores import outside_warnings, replace_stores
 from phalanx.store import planning, resources
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
@@ -31,13 +32,18 @@ from phalanx.store.resources import Applied
 def apply_projects(
     platform: Platform, file: Mapping[str, Any], now: int, actor: str
 ) -> ApplyResponse:
-    """Add or replace the projects of a file, all or none. Raises SpecInvalid with every problem."""
+    """Add or replace the projects of a file, all or none. Raises SpecInvalid with every problem.
+
+    The warnings name running jobs that are outside their residency now.
+    """
     found = read_projects(file)
     num_slots = sum(node.num_slots for node in platform.cluster())
 
     def work(tx: Tx) -> ApplyResponse:
         if found.users is not None:
             _apply_users(tx, found.users, now, actor)
+        if found.stores is not None:
+            replace_stores(tx, found.stores, now, actor)
         before = {one.name: ProjectSpec(**one.body) for one in resources.projects.now(tx)}
         after = {**before, **{project.name: project for project in found.projects}}
         problems = check_tree(after.values())
@@ -53,7 +59,8 @@ def apply_projects(
             warnings=_too_generous(after.values(), num_slots),
         )
 
-    return platform.store.transact(work)
+    done = platform.store.transact(work)
+    return done.model_copy(update={"warnings": [*done.warnings, *outside_warnings(platform)]})
 
 
 def _apply_users(tx: Tx, users: Mapping[str, UserQuotaSpec], now: int, actor: str) -> None:
@@ -184,6 +191,7 @@ def _project(
     limits = ProjectSpec(name=name) if spec is None else spec
     return ProjectView.of(
         limits,
+        residency=list(limits.residency),
         max_slots=limits.quota,
         required_labels={name: one.expected for name, one in limits.required_labels.items()},
         held_slots=count.held,

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from phalanx.core.gang.placement import GangShape, Node
+from phalanx.core.residency import permits
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, Reservation, fits_ever
 from phalanx.core.scheduling.index.empty_cluster import EmptyCluster
 from phalanx.core.scheduling.index.running import NEVER
@@ -32,7 +33,7 @@ PROMISES: Mapping[int, str] = {
     1: "no slot is given twice, and every index equals its rebuild",
     2: "a gang starts whole, within its range of sizes",
     3: "a required topology level holds the whole gang",
-    4: "nothing starts on a closed node",
+    4: "nothing starts on a closed node, and nothing starts or grows outside its residency",
     5: "a guarantee is honoured within the time to reclaim it",
     6: "no project holds more than its limit",
     7: "no more important job is evicted, except to reclaim borrowed slots",
@@ -89,8 +90,9 @@ def check_slots(cluster: ClusterIndex) -> None:
 
 
 def check_starts(cluster: ClusterIndex, plan: Plan) -> None:
-    """Check 1 to 4: slots are free and given once, gangs whole, topology kept, nodes open."""
+    """Check 1 to 4: slots are free and given once, gangs whole, topology kept, nodes open and allowed."""
     index = cluster.index
+    _check_residency(cluster, plan)
     taken: set[tuple[int, int]] = set()
     for start in plan.starts:
         job = cluster.waiting.get(start.job)
@@ -105,6 +107,22 @@ def check_starts(cluster: ClusterIndex, plan: Plan) -> None:
                 require((node, slot) not in taken, f"{share.node}/{slot} is given twice")
                 taken.add((node, slot))
         _check_topology(cluster, job, [share.node for share in start.placement.shares])
+
+
+def _check_residency(cluster: ClusterIndex, plan: Plan) -> None:
+    index = cluster.index
+    found = [(cluster.waiting.get(one.job), one.placement.shares) for one in plan.starts]
+    grown = []
+    for resize in plan.resizes:
+        held = cluster.held[resize.job]
+        before = {share.node for share in held.placement.shares}
+        more = (share for share in resize.placement.shares if share.node not in before)
+        grown.append((held, tuple(more)))
+    for job, shares in [*found, *grown]:
+        for share in shares:
+            node = index.nodes[index.num_of[share.node]]
+            inside = job is None or permits(job.residency, node.labels)
+            require(inside, f"{share.node} is outside the residency of its job")
 
 
 def _check_gang(job: QueuedJob, sizes: list[int]) -> None:

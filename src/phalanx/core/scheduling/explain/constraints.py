@@ -11,9 +11,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from phalanx.core.gang.placement import Node, RoleShape
+from phalanx.core.residency import residency_of
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.index.slots import Allocation, NodeGroup, SlotIndex, pick
-from phalanx.core.scheduling.index.topology import hosts, part_request, place, request_of
+from phalanx.core.scheduling.index.topology import (
+    hosts,
+    part_request,
+    place,
+    request_of,
+    suitable,
+)
 from phalanx.core.scheduling.model.entitlement import QuotaLimit, lineage
 from phalanx.core.scheduling.model.outcome import Plan
 from phalanx.core.scheduling.model.planner_state import Reservation
@@ -32,6 +39,7 @@ class Binding(StrEnum):
     BACK_OFF = "back_off"
     QUOTA = "quota"
     NO_SUCH_NODES = "no_such_nodes"
+    RESIDENCY = "residency"
     CLOSED_NODES = "closed_nodes"
     SLOTS = "slots"
     TOPOLOGY = "topology"
@@ -146,6 +154,9 @@ def _no_such_nodes(index: SlotIndex, job: QueuedJob) -> Constraint:
             return Constraint(Binding.NO_SUCH_NODES, text, names=job.pools)
         where = f" of pool {', '.join(known)}"
         nodes = [node for node in nodes if node.pool in known]
+    elsewhere = _elsewhere(index, job, where)
+    if elsewhere is not None:
+        return elsewhere
     for text, fits in _demands(job) if nodes else ():
         left = [node for node in nodes if fits(node)]
         if not left:
@@ -156,6 +167,20 @@ def _no_such_nodes(index: SlotIndex, job: QueuedJob) -> Constraint:
             )
         nodes = left
     return Constraint(Binding.NO_SUCH_NODES, "there are no nodes")
+
+
+def _elsewhere(index: SlotIndex, job: QueuedJob, where: str) -> Constraint | None:
+    """Return the constraint of a job for which all suitable nodes are outside its residency."""
+    if job.residency is None:
+        return None
+    groups = suitable(index, replace(request_of(job), residency=None))
+    if not groups:
+        return None
+    there = sorted({residency_of(group.key.labels) or "(none)" for group in groups})
+    wanted = ", ".join(job.residency) or "nowhere: its rules have nothing in common"
+    text = f"no suitable node{where} has the residency that the job needs ({wanted}); "
+    text += f"they have {', '.join(there)}"
+    return Constraint(Binding.RESIDENCY, text, job.num_slots, 0, "slots", tuple(there))
 
 
 def _demands(job: QueuedJob) -> list[tuple[str, Callable[[Node], bool]]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from phalanx.core.gang.placement import GangShape, RoleShape
+from phalanx.core.residency import permits
 from phalanx.core.scheduling.index.slots import NODE_BITS, Allocation, NodeGroup, SlotIndex, pick
 from phalanx.core.scheduling.model.planning_input import QueuedJob
 
@@ -34,6 +35,7 @@ class NodeRequest:
     selector: tuple[tuple[str, str], ...] = ()  # labels that every node must have
     splits: tuple[GangShape, ...] = ()  # other shapes of the same size
     intensive: bool = False  # fast links go before price
+    residency: tuple[str, ...] | None = None  # allowed values of the label; None: any
     without: tuple[str, ...] = ()  # slot types that parts without a type of their own do not use
 
 
@@ -52,6 +54,7 @@ def request_of(job: QueuedJob) -> NodeRequest:
         job.selector,
         job.splits,
         job.intensive,
+        job.residency,
     )
 
 
@@ -70,6 +73,7 @@ def suitable(index: SlotIndex, request: NodeRequest) -> list[NodeGroup]:
         and any(hosts(group, request, shape) for shape in (request.shape, *request.roles))
         and set(group.key.taints) <= set(request.tolerates)
         and set(request.selector) <= set(group.key.labels)
+        and permits(request.residency, group.key.labels)
         and (request.required in (None, "node") or request.required in group.levels)
     ]
     if not any(group.key.between or group.key.inside for group in fit):

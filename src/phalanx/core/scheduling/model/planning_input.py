@@ -42,6 +42,8 @@ class QueuedJob:
     splits: tuple[GangShape, ...] = ()  # other shapes of the same size that it may start in
     intensive: bool = False  # its ranks communicate much: fast links go before price
     user: str = ""  # user that its slots count for
+    #: allowed values of the nodes' label `residency`; None: any node, empty: no node
+    residency: tuple[str, ...] | None = None
     num_slots: int = field(init=False, repr=False, compare=False)
     """Slots of the whole gang at full size, all roles."""
 
@@ -108,6 +110,7 @@ class RunningJob:
     speeds: tuple[float, ...] = ()  # speed on 1, 2, 3… nodes if elastic; empty: not measured
     roles: tuple[GangShape, ...] = ()  # further parts; their shares come last in the placement
     user: str = ""  # user that its slots count for
+    residency: tuple[str, ...] | None = None  # allowed values of the nodes' label; None: any
     num_slots: int = field(init=False, repr=False, compare=False)
     """Slots held now."""
 

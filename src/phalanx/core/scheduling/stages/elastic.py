@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from phalanx.core.gang.placement import GangShape, Placement
 from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.residency import permits
 from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
 from phalanx.core.scheduling.index.slots import Allocation, pick
 from phalanx.core.scheduling.index.topology import place
@@ -224,6 +225,9 @@ def _grow(state: Pass, held: RunningJob, wanted: int) -> None:
     if shares[0].node not in state.index.num_of:
         return
     index, per_node = state.index, len(shares[0].slots)
+    home = index.group_of[index.num_of[shares[0].node]]
+    if not permits(held.residency, home.key.labels):
+        return  # the label of its nodes has changed since its start
     room = _room_near(state, held, per_node)
     extra = room[: min(wanted - len(shares), state.ledger.left(held) // max(per_node, 1))]
     faster = speed(held.speeds, len(shares) + len(extra)) / speed(held.speeds, len(shares))

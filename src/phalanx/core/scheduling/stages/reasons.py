@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from phalanx.core.gang.placement import GangShape, RoleShape
 from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.residency import residency_of
 from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
+from phalanx.core.scheduling.index.topology import request_of, suitable
 from phalanx.core.scheduling.model.entitlement import QuotaLimit
 from phalanx.core.scheduling.model.outcome import PendingReasons
 from phalanx.core.scheduling.model.planning_input import US, QueuedJob
@@ -92,6 +96,11 @@ def _part(shape: GangShape) -> str:
 def _blocked(state: Pass, eq_class: EquivalenceClass) -> Reason:
     job = eq_class.sample
     if not eq_class.groups:
+        if job.residency is not None and suitable(
+            state.index, replace(eq_class.request, residency=None)
+        ):
+            text = f"{need(job)}; {_residency(state, job)}"
+            return Reason(ReasonCode.OUTSIDE_RESIDENCY, text)
         return Reason(ReasonCode.UNPLACEABLE, f"{need(job)}; {_nowhere(state, job)}")
     owner = _owner_in_front(state, eq_class)
     if owner is not None and not _is_of(state, owner, eq_class):
@@ -111,6 +120,22 @@ def _blocked(state: Pass, eq_class: EquivalenceClass) -> Reason:
         code = ReasonCode.WAITING_FOR_TOPOLOGY
         have += "; the free slots are scattered over too many nodes"
     return Reason(code, f"{need(job)}; {have}{_kept_for_overdue(state, eq_class)}")
+
+
+def _residency(state: Pass, job: QueuedJob) -> str:
+    """Return where the suitable nodes are, and where the job may run."""
+    bare = replace(request_of(job), residency=None)
+    there = {residency_of(group.key.labels) for group in suitable(state.index, bare)}
+    places = ", ".join(sorted(there - {""}))
+    have = f"in {places}" if places else "without a residency"
+    return f"suitable nodes are {have}, {residency_text(job.residency or ())}"
+
+
+def residency_text(allowed: tuple[str, ...]) -> str:
+    """Return in words where a job may run."""
+    if not allowed:
+        return "and the rules of the job and its projects have no residency in common"
+    return f"and the job may run in {', '.join(allowed)} alone"
 
 
 def _overdue(state: Pass) -> list[KeptSlots]:

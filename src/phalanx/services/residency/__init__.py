@@ -1,0 +1,1 @@
+"""Data residency: the rules of jobs and projects, and the stores that they name."""
