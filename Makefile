@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # The tools behind `make lock`, `make sbom`, `make wheel` and `make audit`.
 RELEASE := .venv-release
-EXTRAS := server,search,train,data,examples,dev
+EXTRAS := server,search,train,data,grpc,examples,dev
 # Real processes share the machine with the test that watches them. Those of whole jobs mostly wait for one
 # another, so three files run side by side; gangs of the training library keep a core busy, so two do.
 GANGS := tests/e2e/training

@@ -15,6 +15,7 @@ docs/reference/sdk.md                  from those of `phalanx.sdk`
 docs/reference/rest.md                 from the OpenAPI document of the control plane
 docs/reference/rest-contract.txt       what clients of the API rely on, from the same document
 docs/reference/roles.md                from the declarations of the routes
+docs/reference/grpc.md                 from the methods of the gRPC API and its jobs.proto
 docs/reference/metrics.md              its tables, from the instruments and the exposition
 docs/reference/environment.md          its table of a rank's variables, from `core/contract`
 """
@@ -51,6 +52,8 @@ from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
 from phalanx.schemas.pools.pool_file import PoolFile
 from phalanx.schemas.pools.project_file import ProjectFile
 from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.schemas.rpc import methods
+from phalanx.schemas.rpc.methods import METHODS, SERVICE, STATUSES, message_name
 from phalanx.schemas.spec.document import json_schema, validate_spec
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.study import StudySpec
@@ -513,6 +516,35 @@ def _has(role: UserRole, permission: Permission) -> bool:
     return permission in PERMISSIONS[role]
 
 
+def grpc_page() -> str:
+    """The methods of the gRPC API with what they need, its statuses and its messages."""
+    of_route = add_routes(FastAPI(title="Phalanx", docs_url=None, redoc_url=None)).of_route
+    rows = []
+    for one in METHODS:
+        access = of_route[one.verb, one.route]
+        needs = f"`{access.permission}`" if access.needs_caller else "the token of the rank"
+        takes = ("stream " if one.streams_requests else "") + message_name(one.request)
+        gives = ("stream " if one.streams_responses else "") + message_name(one.response)
+        rows.append([f"`{one.name}`", one.about, takes, gives, needs, f"`{one.verb} {one.route}`"])
+    heads = ["method", "meaning", "request", "response", "permission", "route"]
+    statuses = [[str(number), f"`{name}`"] for number, name in STATUSES.items()]
+    package = Path(methods.__file__).with_name("jobs.proto")
+    return page(
+        "gRPC API",
+        f"The service `{SERVICE}` of [the gRPC API](../how-to/grpc.md). Each method is a route of "
+        "[the REST API](rest.md), with its permission ([roles](roles.md)), limits and errors.",
+        "## Methods",
+        "",
+        table(heads, rows),
+        "## Statuses",
+        "",
+        table(["status of HTTP", "status of gRPC"], statuses),
+        "## jobs.proto",
+        "",
+        f"```proto\n{package.read_text()}```",
+    )
+
+
 def metrics_page() -> str:
     ranks = []
     for one in INSTRUMENTS.values():
@@ -558,6 +590,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "rest.md": rest_page,
     "rest-contract.txt": contract_page,
     "roles.md": roles_page,
+    "grpc.md": grpc_page,
     "metrics.md": metrics_page,
     "environment.md": environment_page,
 }

@@ -153,7 +153,7 @@ def modules(source: Path) -> dict[str, Path]:
     """Every module below `source`, by its dotted name without the package `source` itself."""
     found = {}
     for path in sorted(source.rglob("*.py")):
-        if "migrations/versions" in path.as_posix():
+        if "migrations/versions" in path.as_posix() or "_pb2" in path.stem:
             continue
         parts = path.relative_to(source).with_suffix("").parts
         if parts[-1] == "__init__":

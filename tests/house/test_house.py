@@ -11,7 +11,9 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "phalanx"
 MODULES = sorted(
-    path for path in SOURCE.rglob("*.py") if "migrations/versions" not in path.as_posix()
+    path
+    for path in SOURCE.rglob("*.py")
+    if "migrations/versions" not in path.as_posix() and "_pb2" not in path.stem
 )
 BANNED_FILES = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
 BANNED_SUFFIXES = ("Manager", "Handler", "Helper")

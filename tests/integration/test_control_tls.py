@@ -280,9 +280,8 @@ def given(tmp_path: Path, now: int = NOW) -> GivenCertificate:
     folder = tmp_path / "tls"
     folder.mkdir(mode=0o700, exist_ok=True)
     ca, ca_key = _authority(folder, NOW - 60 * DAY)
-    text, _ = _signed(ca, ca_key, LOCAL, now)
-    key, cert = text.split(b"-----BEGIN CERT", 1)
-    (tmp_path / "c.pem").write_bytes(b"-----BEGIN CERT" + cert)
+    key, cert, _ = _signed(ca, ca_key, LOCAL, now)
+    (tmp_path / "c.pem").write_bytes(cert)
     (tmp_path / "c.key").touch(0o600)
     (tmp_path / "c.key").write_bytes(key)
     return GivenCertificate(tmp_path / "c.pem", tmp_path / "c.key", folder / "ca.pem")

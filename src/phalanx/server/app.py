@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -26,6 +26,7 @@ from starlette.responses import Response
 import phalanx
 from phalanx.errors import (
     NotFound,
+    NotSupported,
     PlatformError,
     Problem,
     ServerError,
@@ -72,6 +73,9 @@ from phalanx.services.timekeeping import open_clock
 from phalanx.store import Store, open_store, outbox
 from phalanx.store.leadership.replicas import ReplicaRow
 from phalanx.store.tenancy import audit
+
+if TYPE_CHECKING:
+    from phalanx.server.rpc.listener import RpcListener
 
 _LOG = logging.getLogger(__name__)
 _GRACE_S = 3
@@ -361,8 +365,9 @@ async def _run(
     sockets[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connections = Connections(ConnectionLimits.of_process())
     plain = connections.protocol
+    app = create_app(context)
     config = uvicorn.Config(
-        create_app(context),
+        app,
         http=plain if certificate is None else over(connections, certificate.context),  # type: ignore[arg-type]
         backlog=_BACKLOG,
         log_config=None,
@@ -374,6 +379,7 @@ async def _run(
         server_header=False,
     )
     server = _Server(config, on_ready)
+    calls = await _grpc(app, context, sockets[0], certificate)
     garbage.tune_for_long_lived_process()
     signalled = asyncio.Event()
     serving = asyncio.create_task(server.serve(sockets=sockets), name="http")
@@ -391,9 +397,29 @@ async def _run(
     for task in loops:
         task.cancel()
     await asyncio.gather(*loops, leading, return_exceptions=True)
+    if calls is not None:
+        await calls.stop(_GRACE_S)
     await asyncio.to_thread(context.leadership.leave)
     await serving
     return cause
+
+
+async def _grpc(
+    app: FastAPI, context: Context, sock: socket.socket, certificate: Certificate | None
+) -> RpcListener | None:
+    """The gRPC API on the interface of `sock`; None where it is off. Raises NotSupported, ServerError."""
+    port = context.settings.grpc.port
+    if port is None:
+        return None
+    try:
+        from phalanx.server.rpc.listener import RpcListener
+    except ImportError as error:
+        raise NotSupported(
+            f"the gRPC API needs the package {error.name}", "pip install 'phalanx[server,grpc]'"
+        ) from error
+    listener = RpcListener(app, context, certificate, context.settings.grpc)
+    await listener.start(sock.getsockname()[0], port)
+    return listener
 
 
 @contextlib.contextmanager

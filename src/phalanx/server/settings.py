@@ -400,6 +400,31 @@ class ApiSettings(SettingsGroup):
     )
 
 
+class GrpcSettings(SettingsGroup):
+    """The gRPC API, which needs the extra `grpc`. It has the limits of the HTTP API, too."""
+
+    port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="TCP port on the interface of the HTTP API; absent: there is no gRPC API.",
+    )
+    max_calls: int = Field(
+        default=512,
+        ge=1,
+        description="Calls that are served at a time, streams included. More are answered with "
+        "RESOURCE_EXHAUSTED.",
+    )
+    health: bool = Field(
+        default=False,
+        description="Serve `grpc.health.v1.Health`, which says what `/readyz` says; it needs no token.",
+    )
+    reflection: bool = Field(
+        default=False,
+        description="Serve `grpc.reflection.v1alpha`, by which tools read the methods; it needs no token.",
+    )
+
+
 class LoginSettings(SettingsGroup):
     """`phalanx login` over an OpenID Connect provider."""
 
@@ -486,6 +511,7 @@ class Settings(BaseSettings):
     login: LoginSettings = LoginSettings()
     loops: LoopSettings = LoopSettings()
     api: ApiSettings = ApiSettings()
+    grpc: GrpcSettings = GrpcSettings()
     tls: TlsSettings = TlsSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     retention: RetentionSettings = RetentionSettings()

@@ -39,6 +39,11 @@ class Certificate(Protocol):
         """The authority in PEM, for clients and supervisors; empty: one that the system knows."""
         ...
 
+    @property
+    def pem(self) -> tuple[bytes, bytes]:
+        """The key and the certificate with its chain, in PEM, as they were loaded last."""
+        ...
+
     def renew(self, now: int) -> None:
         """Load a newer certificate into the context where there is one. Raises ServerError."""
         ...

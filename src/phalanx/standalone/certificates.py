@@ -44,6 +44,7 @@ class GivenCertificate:
     key: Path
     ca: Path | None
     context: ssl.SSLContext = field(default_factory=lambda: _server_context())
+    pem: tuple[bytes, bytes] = field(default=(b"", b""), repr=False)
     _loaded: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -63,6 +64,7 @@ class GivenCertificate:
                 return
             self._check(now)
             self.context.load_cert_chain(self.cert, self.key, password=_no_password)
+            self.pem = (self.key.read_bytes(), self.cert.read_bytes())
         except ssl.SSLError as error:
             raise ServerError(
                 f"{self.cert} and {self.key} are not a certificate and its key",
@@ -102,6 +104,7 @@ class GeneratedCertificate:
     names: tuple[str, ...]
     context: ssl.SSLContext = field(default_factory=lambda: _server_context())
     authority: str = ""
+    pem: tuple[bytes, bytes] = field(default=(b"", b""), repr=False)
     _until: int = 0  # µs UTC: when the next one is made
 
     def renew(self, now: int) -> None:
@@ -110,14 +113,15 @@ class GeneratedCertificate:
             return
         try:
             ca, ca_key = _authority(self.home.tls_dir, now)
-            text, until = _signed(ca, ca_key, self.names, now)
+            key, text, until = _signed(ca, ca_key, self.names, now)
             with tempfile.NamedTemporaryFile(dir=self.home.tls_dir, prefix=".server-") as made:
-                made.write(text)
+                made.write(key + text)
                 made.flush()
                 self.context.load_cert_chain(made.name)
         except OSError as error:
             said = error.strerror or type(error).__name__
             raise ServerError(f"{self.home.tls_dir}: no certificate can be made: {said}") from error
+        self.pem = (key, text)
         self.authority = ca.public_bytes(serialization.Encoding.PEM).decode()
         self._until = now + (until - now) * 2 // 3
 
@@ -189,8 +193,8 @@ def _make_authority(cert_file: Path, key_file: Path, now: int) -> None:
 
 def _signed(
     ca: x509.Certificate, ca_key: ec.EllipticCurvePrivateKey, names: tuple[str, ...], now: int
-) -> tuple[bytes, int]:
-    """A new key and its certificate in PEM, and the moment at which it ends."""
+) -> tuple[bytes, bytes, int]:
+    """A new key and its certificate, each in PEM, and the moment at which it ends."""
     key = ec.generate_private_key(ec.SECP256R1())
     common = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Phalanx control plane")])
     usage = dict.fromkeys(_USAGES, False) | {"digital_signature": True}
@@ -205,8 +209,8 @@ def _signed(
         .add_extension(issuer, critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-    text = _key_text(key) + made.public_bytes(serialization.Encoding.PEM)
-    return text, int(made.not_valid_after_utc.timestamp()) * _US
+    text = made.public_bytes(serialization.Encoding.PEM)
+    return _key_text(key), text, int(made.not_valid_after_utc.timestamp()) * _US
 
 
 _USAGES = (

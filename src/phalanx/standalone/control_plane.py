@@ -81,6 +81,7 @@ class ControlPlaneOptions:
     tls_cert: Path | None = None  # certificate in PEM; None: as in the settings
     tls_key: Path | None = None  # its key; None: as in the settings
     tls_ca: Path | None = None  # authority that supervisors accept; None: as in the settings
+    grpc_port: int | None = None  # of the gRPC API; None: as in the settings
     plain_http: bool = False  # no TLS although other machines reach the port
 
 
@@ -203,9 +204,13 @@ class ServerFileWriter:
         return named.url in {one.url for one in live}
 
 
-def _announce(home: HomeLayout, url: str, token: str, certificate: Certificate | None) -> None:
+def _announce(
+    home: HomeLayout, url: str, token: str, certificate: Certificate | None, grpc_port: int | None
+) -> None:
     """Tell the user of a terminal where the control plane is."""
     print(f"Phalanx {__version__} at {url} (home {home.root})", flush=True)  # noqa: T201
+    if grpc_port is not None:
+        print(f"  gRPC: {urlsplit(url).hostname}:{grpc_port}", flush=True)  # noqa: T201
     ticket = login_ticket(token, SystemClock().now())
     print(f"  pages: {url}/login?ticket={ticket} (once, within 15 minutes)", flush=True)  # noqa: T201
     if certificate is not None and certificate.authority:
@@ -268,6 +273,8 @@ def _settings(setup: ControlPlaneOptions) -> Settings:
     if setup.database_url is not None:
         refuse_password(setup.database_url)
         changes["database"] = DatabaseSettings(url=setup.database_url)
+    if setup.grpc_port is not None:
+        changes["grpc"] = settings.grpc.model_copy(update={"port": setup.grpc_port})
     changes["tls"] = _tls_settings(settings.tls, setup)
     hide_secret_settings()
     return settings.model_copy(update=changes)
@@ -388,7 +395,7 @@ def run(setup: ControlPlaneOptions) -> int:
         def ready() -> None:
             found_by.keep([])
             if not setup.detached:
-                _announce(home, url, token, certificate)
+                _announce(home, url, token, certificate, settings.grpc.port)
 
         try:
             asyncio.run(

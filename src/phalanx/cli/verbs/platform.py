@@ -24,6 +24,15 @@ _MIN_AGE_S = 3600.0
 PortOption = Annotated[
     int, typer.Option("--port", min=0, max=65535, help="TCP port; 0: any free port.")
 ]
+GrpcPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--grpc-port",
+        min=1,
+        max=65535,
+        help="TCP port of the gRPC API, at the same address; default: there is none.",
+    ),
+]
 SlotsOption = Annotated[
     int | None,
     typer.Option(
@@ -109,6 +118,7 @@ def up(  # noqa: PLR0913 (one parameter for each flag)
     tls_key: TlsKeyOption = None,
     tls_ca: TlsCaOption = None,
     plain_http: PlainOption = False,
+    grpc_port: GrpcPortOption = None,
 ) -> None:
     """Start the control plane in the foreground: API, scheduler, pages. Ctrl-C ends it; jobs continue.
 
@@ -125,6 +135,8 @@ def up(  # noqa: PLR0913 (one parameter for each flag)
     _replace_detached(session)
     words = [sys.executable, "-m", "phalanx.standalone", "--home", str(session.home)]
     words += ["--port", str(port), "--keep-warm", str(keep_warm)]
+    if grpc_port is not None:
+        words += ["--grpc-port", str(grpc_port)]
     if slots is not None:
         words += ["--slots", str(slots)]
     for file in pool or ():
