@@ -17,11 +17,14 @@ import httpx
 import pytest
 
 from integration.rig import TOKEN, URL, Rig, ScriptedSupervisor, open_rig, sample_path, spec
+from phalanx.core.cost.anomalies import AnomalyKey, AnomalyScope
+from phalanx.core.cost.anomaly_life import AnomalyCause, AnomalyDay, AnomalyState, CostAnomaly
 from phalanx.core.tenancy.principals import HOME_CALLER
 from phalanx.server.access import AccessTable, Of
 from phalanx.server.app import create_app
 from phalanx.services.resources.credentials import open_session
 from phalanx.services.studies.suggestions import suggestions_step
+from phalanx.store.cost.anomalies import put_anomaly
 from phalanx.store.tenancy.audit import CHANGED, READ, AuditEntry, AuditFilter, page
 
 pytestmark = pytest.mark.integration
@@ -63,6 +66,13 @@ class Stage:
         self.study(jobs=False)
         self.call("POST", "/api/v1/studies/1/ask", json={})
         suggestions_step(self.rig.platform, self.rig.clock.now())
+
+    def anomaly(self) -> None:
+        """A day that cost much more than expected."""
+        key = AnomalyKey(AnomalyScope.PROJECT, "default")
+        days, state = (AnomalyDay(9, 30, 10),), AnomalyState.OPEN
+        one = CostAnomaly(0, key, True, days, AnomalyCause(), (), state, 0)
+        self.rig.store.transact(lambda tx: put_anomaly(tx, one))
 
     def changed(self) -> list[AuditEntry]:
         wanted = AuditFilter(outcome=CHANGED)
@@ -171,6 +181,7 @@ CHANGES: dict[Call, Change] = {
     ),
     ("PUT", BUDGET): Change(json=HELD, is_new=True),
     ("DELETE", BUDGET): Change(made(("PUT", BUDGET, HELD)), is_removal=True),
+    ("POST", "/api/v1/cost/anomalies/{num}/ack"): Change(Stage.anomaly),
     ("POST", "/api/v1/cost/prices"): Change(
         json={"prices": [{"kind": "slot", "usd": 2}]}, is_new=True
     ),

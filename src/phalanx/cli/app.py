@@ -26,7 +26,7 @@ from phalanx.cli.verbs import (
 )
 from phalanx.cli.verbs.bench import bench_app
 from phalanx.cli.verbs.changes import clone, settings
-from phalanx.cli.verbs.cost import report as cost_verbs
+from phalanx.cli.verbs.cost.anomalies import cost_app
 from phalanx.cli.verbs.cost.budgets import budgets_app
 from phalanx.cli.verbs.cost.estimate import estimate
 from phalanx.cli.verbs.cost.prices import prices_app
@@ -116,7 +116,6 @@ for _verb, _panel in (
     (diagnose.stacks, _LOOK),
     (diagnose.profile, _LOOK),
     (checkpoints.checkpoints, _LOOK),
-    (cost_verbs.cost, _LOOK),
     (jobs.wait, _STEER),
     (jobs.stop, _STEER),
     (jobs.pause, _STEER),
@@ -138,6 +137,7 @@ for _program, _panel in (
     (programs.simulate, _PLATFORM),
 ):
     app.command(rich_help_panel=_panel, context_settings=programs.PASS_ARGUMENTS)(_program)
+app.add_typer(cost_app, rich_help_panel=_LOOK)
 app.add_typer(sweep_app, rich_help_panel=_TRAIN)
 app.add_typer(recipe_app, rich_help_panel=_TRAIN)
 app.add_typer(schedules_app, rich_help_panel=_TRAIN)

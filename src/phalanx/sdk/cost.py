@@ -11,6 +11,7 @@ import httpx
 
 from phalanx.schemas.api.cost import AdviceView, BudgetView, CostReport, SetBudgetRequest
 from phalanx.schemas.api.cost_prices import PriceRequest, PriceView, SetPricesRequest
+from phalanx.schemas.api.money.anomalies import AnomalyView
 from phalanx.sdk.transport import V1, Transport
 
 
@@ -56,6 +57,20 @@ class CostCalls(Transport):
         """What the most expensive jobs could have saved, the largest savings first."""
         params = {"project": project, "user": user, "limit": limit}
         return self._get(f"{V1}/cost/advice", list[AdviceView], params)
+
+    def anomalies(
+        self,
+        *,
+        state: Literal["live", "open", "acknowledged", "closed", "all"] = "live",
+        limit: int = 100,
+    ) -> list[AnomalyView]:
+        """Days that cost much more than expected, the newest first; `live`: those not closed."""
+        params = {"state": state, "limit": limit}
+        return self._get(f"{V1}/cost/anomalies", list[AnomalyView], params)
+
+    def acknowledge(self, anomaly: int) -> AnomalyView:
+        """Say that an anomaly was seen. Raises NotFound, and UserError for a closed one."""
+        return self._post(f"{V1}/cost/anomalies/{anomaly}/ack", None, AnomalyView)
 
     def prices(self, *, history: bool = False) -> list[PriceView]:
         """Prices that count now or later; with `history` also those that counted before."""

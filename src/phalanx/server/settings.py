@@ -19,6 +19,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from phalanx.checkpoint.encryption import parse_keys
+from phalanx.core.cost.anomalies import AnomalyLimits
+from phalanx.core.cost.prices import HOUR_US, NANO
 from phalanx.core.scheduling import DEFAULT_POLICY, PlannerConfig
 from phalanx.core.tenancy.identities import ClaimNames
 from phalanx.errors import Problem, SpecInvalid, UserError
@@ -26,6 +28,7 @@ from phalanx.kit.text import nearest
 from phalanx.kit.units import parse_duration, parse_size
 from phalanx.launch.linux import replace_environment
 from phalanx.launch.tls.trust import read_ca
+from phalanx.services.cost.anomalies import AnomalyConfig
 from phalanx.services.login.provider import LoginConfig, is_protected
 from phalanx.services.secret_managers.mounted_files import MountedFiles
 from phalanx.services.secret_managers.vault import VaultConfig, file_or_value
@@ -342,6 +345,33 @@ def _age(value: object) -> object:
 Age = Annotated[float | None, BeforeValidator(_age), Field(ge=3600)]
 
 
+class CostSettings(SettingsGroup):
+    """Anomalies of cost: days that cost much more than expected."""
+
+    anomaly_usd: float = Field(
+        default=10.0, ge=0, le=1e9, description="Least extra US dollars of a day that are told."
+    )
+    anomaly_slot_hours: float = Field(
+        default=24.0,
+        ge=0,
+        le=1e9,
+        description="Least extra slot-hours of a day that are told, where nothing has a price.",
+    )
+    anomaly_labels: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
+        default=("team",),
+        max_length=8,
+        description="Names of labels: the jobs with each value are judged together.",
+    )
+    anomaly_tick_s: float = Field(default=600.0, gt=0, description="Interval between judgements.")
+
+    def resolved(self) -> AnomalyConfig:
+        """The values of the detector."""
+        limits = AnomalyLimits(
+            round(self.anomaly_usd * NANO), round(self.anomaly_slot_hours * HOUR_US)
+        )
+        return AnomalyConfig(limits, self.anomaly_labels)
+
+
 class RetentionSettings(SettingsGroup):
     """Ages after which data are deleted, such as `30d`. Jobs, events and checkpoints are kept."""
 
@@ -515,6 +545,7 @@ class Settings(BaseSettings):
     tls: TlsSettings = TlsSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     retention: RetentionSettings = RetentionSettings()
+    cost: CostSettings = CostSettings()
     idle_exit_s: float | None = Field(
         default=None, description="Exit after this long without a client and without a live job."
     )

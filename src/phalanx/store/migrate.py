@@ -18,7 +18,7 @@ from phalanx.store.engines.append_only import protect_audit_log
 from phalanx.store.schema import metadata
 from phalanx.store.tables import counters, facts
 
-HEAD = "0035"
+HEAD = "0034"
 OLDEST_USER = "0025"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 
@@ -40,6 +40,9 @@ COUNTERS = (
     "cost_folded",
     "stored_object",
     "storage_settled",
+    "cost_anomaly",
+    "cost_judged",
+    "bill",
 )
 DATABASE_ID = "database_id"
 _OLDEST_USER = "oldest_user"

@@ -642,6 +642,7 @@ cost_rows = Table(
     Column("lost_to_preemption", BigInteger, nullable=False),
     Column("idle", BigInteger, nullable=False),
     Column("nano_usd", BigInteger, nullable=False),  # 1e-9 US dollars
+    Column("slot_type", String(128), nullable=False, server_default=""),  # empty: several, unknown
     Index(None, "job"),
     Index(None, "study", "trial"),
     Index(None, "from_at"),

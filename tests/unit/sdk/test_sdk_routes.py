@@ -138,6 +138,8 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "accounts.take": lambda c: c.accounts.take("user:ada", "vision"),
     "studies.add_trial": lambda c: c.studies.add_trial(1, {"lr": 0.1}),
     "costs.advice": lambda c: c.costs.advice(project="a"),
+    "costs.anomalies": lambda c: c.costs.anomalies(state="all", limit=3),
+    "costs.acknowledge": lambda c: c.costs.acknowledge(1),
     "costs.prices": lambda c: c.costs.prices(history=True),
     "costs.set_prices": lambda c: c.costs.set_prices([PriceRequest(usd=1)]),
     "costs.budgets": lambda c: c.costs.budgets(),

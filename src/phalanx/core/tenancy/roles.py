@@ -22,6 +22,7 @@ class Permission(StrEnum):
     SECRETS_READ = "secrets.read"  # the names of a project's secrets; values are never shown
     SECRETS_CHANGE = "secrets.change"  # set and remove secrets
     GRANTS_CHANGE = "grants.change"  # see, give and take roles
+    COSTS_MANAGE = "costs.manage"  # acknowledge anomalies of cost; import and compare bills
     AUDIT_READ = "audit.read"  # the record of requests
     PLATFORM_CHANGE = "platform.change"  # pools, projects, the policy, users, tokens of others
 
@@ -48,6 +49,7 @@ _OPERATOR = _MEMBER | {
     Permission.JOBS_CHANGE,
     Permission.NODES_CHANGE,
     Permission.SECRETS_CHANGE,
+    Permission.COSTS_MANAGE,
 }
 PERMISSIONS: dict[UserRole, frozenset[Permission]] = {
     UserRole.VIEWER: _VIEWER,
@@ -64,6 +66,7 @@ PLATFORM_WIDE = frozenset(
     {
         Permission.METRICS_READ,
         Permission.NODES_CHANGE,
+        Permission.COSTS_MANAGE,
         Permission.AUDIT_READ,
         Permission.PLATFORM_CHANGE,
     }
@@ -86,6 +89,7 @@ SCOPES: dict[Permission, Scope] = {
     Permission.SECRETS_READ: Scope.READ,
     Permission.SECRETS_CHANGE: Scope.ADMIN,
     Permission.GRANTS_CHANGE: Scope.ADMIN,
+    Permission.COSTS_MANAGE: Scope.ADMIN,
     Permission.AUDIT_READ: Scope.ADMIN,
     Permission.PLATFORM_CHANGE: Scope.ADMIN,
 }

@@ -10,6 +10,7 @@ from phalanx.server.context import Context
 from phalanx.server.loops.runner import ServiceLoop
 from phalanx.server.settings import LoopSettings
 from phalanx.services.caches.study_cache import TRIAL_JOBS
+from phalanx.services.cost.anomalies import anomalies_step
 from phalanx.services.cost.budgets import budgets_step
 from phalanx.services.cost.report import fold_step, storage_step
 from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
@@ -169,8 +170,21 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         ServiceLoop("budgets", spend, (BUDGETS,), _BUDGETS_TICK_S),
         ServiceLoop("polling", _Polling(platform, ticks).step, (LEAVING,), ticks.poll_tick_s),
         ServiceLoop("draining", drain, (), ticks.draining_tick_s),
+        _anomaly_loop(context, platform),
         *_retention_loops(context, platform),
     )
+
+
+def _anomaly_loop(context: Context, platform: Platform) -> ServiceLoop:
+    """Days that cost much more than expected."""
+    settings = context.settings.cost
+    config = settings.resolved()
+
+    def judge(now: int) -> int | None:
+        anomalies_step(platform, config, now)
+        return None
+
+    return ServiceLoop("cost anomalies", judge, (), settings.anomaly_tick_s, needed=False)
 
 
 def _study_loops(platform: Platform, ticks: LoopSettings) -> tuple[ServiceLoop, ServiceLoop]:

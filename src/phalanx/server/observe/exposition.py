@@ -17,6 +17,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import generate_latest
 
+from phalanx.core.cost.anomaly_life import LIVE, CostAnomaly
+from phalanx.core.cost.prices import HOUR_US, NANO
 from phalanx.core.jobs.model import JobState
 from phalanx.core.quotas.usage import QuotaUse
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Instrument, Kind
@@ -24,6 +26,7 @@ from phalanx.kit.text import job_label
 from phalanx.schemas.api.pools import PoolView
 from phalanx.server.observe.fleet import PlatformCounters
 from phalanx.server.observe.training import ACCURACIES, LOSSES, MAX_RANKS, JobSeries, RankSeries
+from phalanx.services.cost.anomalies import live_anomalies
 from phalanx.services.platform import Platform
 from phalanx.services.queries import feed, views
 from phalanx.services.queries.feed import Cursors, LiveJob, Present
@@ -37,6 +40,8 @@ _PER_RANK = ["project", "job", "rank"]
 _MAX_PAGES = 200
 MAX_QUOTAS = 500
 """The most quotas that have series."""
+MAX_ANOMALIES = 100
+"""The most anomalies of cost that have series of their own."""
 
 
 class Exposition:
@@ -59,6 +64,7 @@ class Exposition:
             types = slot_types(self._platform)
             uses = self._platform.store.view(lambda tx: uses_now(self._platform, tx, types))
             families += _quota_families(uses)
+            families += _anomaly_families(live_anomalies(self._platform))
         return generate_latest(_Families(families))
 
     # -- reading on ------------------------------------------------------------------------------
@@ -223,6 +229,29 @@ def _quota_families(uses: Sequence[QuotaUse]) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "phalanx_quotas_not_shown", "Quotas without series", value=max(0, len(uses) - MAX_QUOTAS)
     )
+
+
+def _anomaly_families(found: Sequence[CostAnomaly]) -> Iterator[Metric]:
+    """Anomalies of cost that are not closed, and the extra amounts of the largest ones."""
+    number = GaugeMetricFamily(
+        "phalanx_cost_anomalies", "Anomalies of cost that are not closed", labels=["state"]
+    )
+    for state in LIVE:
+        number.add_metric([state.value], sum(one.state is state for one in found))
+    labels = ["scope", "name", "state"]
+    usd = GaugeMetricFamily(
+        "phalanx_cost_anomaly_extra_usd", "US dollars above the expectation", labels=labels
+    )
+    hours = GaugeMetricFamily(
+        "phalanx_cost_anomaly_extra_slot_hours", "Slot-hours above the expectation", labels=labels
+    )
+    for one in sorted(found, key=lambda one: -one.extra)[:MAX_ANOMALIES]:
+        place = [one.key.scope.value, one.key.name, one.state.value]
+        if one.in_money:
+            usd.add_metric(place, one.extra / NANO)
+        else:
+            hours.add_metric(place, one.extra / HOUR_US)
+    yield from (number, usd, hours)
 
 
 def _family(instrument: Instrument, shown: Sequence[tuple[list[str], RankSeries]]) -> Metric:

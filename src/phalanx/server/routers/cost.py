@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import AwareDatetime
 
+from phalanx.core.cost.anomaly_life import LIVE, AnomalyState
 from phalanx.core.cost.budgets import BudgetScope
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import NotFound
 from phalanx.schemas.api.cost import AdviceView, BudgetView, CostReport, SetBudgetRequest
 from phalanx.schemas.api.cost_prices import PriceView, SetPricesRequest
+from phalanx.schemas.api.money.anomalies import AnomalyView
 from phalanx.server.access import Of, needs
 from phalanx.server.context import By, Here
 from phalanx.server.strict_requests import SearchText, StrictRoute
-from phalanx.services.cost import budgets, prices
+from phalanx.services.cost import anomalies, budgets, prices
 from phalanx.services.cost.advice import cost_advice
 from phalanx.services.cost.report import cost_report, day_of
 from phalanx.store.cost.rows import CostFilter
@@ -98,6 +100,31 @@ def get_advice(
     seen = caller.projects(Permission.JOBS_READ)
     wanted = CostFilter(project=project, owner=user, projects=seen)
     return cost_advice(here.platform, wanted, here.clock.now(), limit=limit)
+
+
+@router.get("/anomalies", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))
+def get_anomalies(
+    here: Here,
+    caller: By,
+    state: Literal["live", "open", "acknowledged", "closed", "all"] = "live",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> list[AnomalyView]:
+    """Days that cost much more than expected, the newest first; `live`: those that are not closed.
+
+    A caller of some projects sees those of its projects.
+    """
+    states = {"live": LIVE, "all": tuple(AnomalyState)}
+    seen = caller.projects(Permission.JOBS_READ)
+    wanted = states[state] if state in states else (AnomalyState(state),)
+    return anomalies.list_anomalies(here.platform, seen, states=wanted, limit=limit)
+
+
+@router.post("/anomalies/{num}/ack", openapi_extra=needs(Permission.COSTS_MANAGE, Of.WHOLE))
+def acknowledge_anomaly(
+    here: Here, caller: By, num: Annotated[int, Path(ge=1, lt=2**63)]
+) -> AnomalyView:
+    """Say that an anomaly was seen; may be repeated. It is closed once a whole day is as expected."""
+    return anomalies.acknowledge(here.platform, num, here.clock.now(), actor=caller.actor)
 
 
 @router.get("/prices", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))

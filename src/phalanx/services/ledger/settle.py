@@ -115,7 +115,9 @@ def _row(
     nano_usd: int,
 ) -> CostRow:
     owner, pool = _owner(stored.job.num, stored.facts), attempt.placement.pool
-    return CostRow(owner, attempt.num, pool, ended_by, one, nano_usd)
+    kinds = {offer.slot_type for offer in attempt.offers}
+    kind = next(iter(kinds)) if len(kinds) == 1 else ""
+    return CostRow(owner, attempt.num, pool, ended_by, one, nano_usd, kind)
 
 
 def _owner(num: int, facts: JobFacts) -> CostOwner:

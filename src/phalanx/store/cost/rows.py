@@ -75,6 +75,7 @@ class CostRow:
     ended_by: str | None  # core.cost.ledger.Interruption of the attempt
     row: AccountRow
     nano_usd: int  # price of the slots that were held; 0: they have no price
+    slot_type: str = ""  # of all its slots; empty: of several types, or not known
 
 
 def add_many(tx: Tx, found: Sequence[CostRow]) -> None:
@@ -104,6 +105,7 @@ def _columns(one: CostRow) -> dict[str, Any]:
         "generation": one.row.generation,
         "slots": one.row.slots,
         "nano_usd": one.nano_usd,
+        "slot_type": one.slot_type,
         **amounts,
     }
 
@@ -119,7 +121,8 @@ def _row(one: Mapping[Any, Any]) -> CostRow:
         one["from_at"], one["to_at"], one["generation"], one["slots"], tuple(sorted(amounts))
     )
     owner = CostOwner(**{field.name: one[field.name] for field in fields(CostOwner)})
-    return CostRow(owner, one["attempt"], one["pool"], one["ended_by"], ledger, one["nano_usd"])
+    money, kind = one["nano_usd"], one["slot_type"]
+    return CostRow(owner, one["attempt"], one["pool"], one["ended_by"], ledger, money, kind)
 
 
 def generations_of(tx: Tx, nums: Sequence[int]) -> dict[int, list[Mapping[Any, Any]]]:

@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from phalanx.cli.client.session import connected, job_number
 from phalanx.cli.terminal import output
@@ -61,7 +62,27 @@ _UNITS = {
 _ALWAYS = ("epoch", "token")
 
 
-def cost(  # noqa: PLR0913
+class _WithReport(TyperGroup):
+    """A group in which `cost` and `cost --by user` stand for `cost report` with the same words."""
+
+    first = "report"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `report` before what is no verb of the group."""
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = [self.first, *args]
+        return super().parse_args(ctx, args)
+
+
+cost_app = typer.Typer(
+    name="cost",
+    cls=_WithReport,
+    help="What jobs used and cost: `cost --by user` or `cost j-12` reports, as `cost report` does.",
+)
+
+
+@cost_app.command(_WithReport.first)
+def report(  # noqa: PLR0913
     ctx: typer.Context,
     job: Annotated[
         str | None,

@@ -1,0 +1,1 @@
+"""Bodies about anomalies of cost, and about bills of cloud providers."""
