@@ -111,7 +111,8 @@ def test_a_stream_of_a_job_ends_when_the_job_has(server: Served) -> None:
         num = submit(client)
         stream = client.live.follow_job(num)
         assert next(stream).body.kind == "submitted"
-        other.stop(num)
+        # At once: the loops may have placed the job by now, and no supervisor is there to let it go.
+        other.stop(num, grace_s=0)
         states = [one.body.state for one in stream]
         assert states[-1] == "cancelled", "the iterator has ended by itself"
 
@@ -197,6 +198,25 @@ def test_a_client_that_left_is_not_counted(tmp_path: Path) -> None:
             stream = client.live.follow(begin="0", kinds=["submitted"])
             next(stream)
             stream.close()
+
+
+def test_a_stream_of_a_job_that_does_not_end_is_kept_alive(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A placed job with a supervisor that does not answer is stopping until its time to save is over."""
+    monkeypatch.setattr(event_stream, "_HEARTBEAT_S", 0.05)
+    with server.client() as client:
+        num = submit(client)
+        wait_until(lambda: client.job(num).state == "starting")
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        url = f"{server.url}/api/v1/jobs/{num}/stream"
+        with httpx.stream("GET", url, headers=headers, timeout=60) as one:
+            lines = one.iter_lines()
+            client.stop(num)
+            seen = [next(lines)]
+            while not (seen[-1] == ":" and any("stop_requested" in line for line in seen)):
+                seen.append(next(lines))
+        assert client.job(num).state == "stopping"
 
 
 def test_a_stream_ends_when_the_server_stops(tmp_path: Path) -> None:

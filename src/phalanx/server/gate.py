@@ -33,7 +33,7 @@ from phalanx.errors import (
 from phalanx.kit.text import replace_unencodable
 from phalanx.kit.units import format_size
 from phalanx.schemas.api.body import ErrorView, ProblemView
-from phalanx.server.access import AccessTable, Matched, Of
+from phalanx.server.access import AccessTable, Matched, Of, bearer_token
 from phalanx.server.audit_trail import AuditTrail
 from phalanx.server.connections import SCOPE_KEY
 from phalanx.server.context import CALLER_KEY, RECEIVE, STILL_PERMITTED_KEY, Context, in_thread
@@ -45,7 +45,8 @@ from phalanx.store.studies import rows as studies
 
 RETRY_AFTER_S = 2
 """When a client is told to try again after an error that passes."""
-_SYNC = "/api/v1/supervisors/sync"
+_SUPERVISORS = "/api/v1/supervisors/"
+_SYNC = f"{_SUPERVISORS}sync"
 _SAFE = frozenset({"GET", "HEAD"})
 _CODE = "/api/v1/code/"
 # Supervisors send what ranks print in parts of about a megabyte, and the stacks of all ranks at once.
@@ -96,7 +97,8 @@ class Gate:
             caller = await self._check(scope, headers)
             if scope["path"] == _SYNC:
                 await in_thread(self._check_supervisor, headers)
-            self._check_load(caller, scope["method"])
+            key = self._load_key(scope, headers, caller)
+            self._check_load(key)
         except PlatformError as error:
             if isinstance(error, Unauthenticated | PermissionDenied | NotFound):
                 await self._trail.denied(scope)
@@ -109,38 +111,54 @@ class Gate:
             connection.recognize("" if caller is None else caller.token)
         RECEIVE.set(receive)
         REQUEST_BASE.set(_base_of(scope, headers, context=self._context))
-        with self._counted(caller, scope["method"]), self._trail.changes(scope):
+        with self._counted(caller, key), self._trail.changes(scope):
             await self._app(scope, self._bounded(scope["path"], receive), send)
 
-    def _check_load(self, caller: Caller | None, method: str) -> None:
+    def _load_key(
+        self, scope: Scope, headers: Headers, caller: Caller | None
+    ) -> tuple[str, bool] | None:
+        """The token of a request, and whether it may change something; None: it is not counted.
+
+        Supervisors of an attempt share a token, and each of them has a long poll.
+        """
+        changes = scope["method"] not in _SAFE
+        if caller is not None:
+            return caller.token, changes
+        path = scope["path"]
+        ranks = self._table.find(scope["method"], path).access.of is Of.ATTEMPT
+        if not ranks or path.startswith(_SUPERVISORS):
+            return None
+        return f"attempt:{token_hash(bearer_token(headers))}", changes
+
+    def _check_load(self, key: tuple[str, bool] | None) -> None:
         """Raise TooManyRequests where the token of a request has as many open ones as it may."""
-        if caller is None:
+        if key is None:
             return
-        changes = method not in _SAFE
-        limit = self._context.settings.api.max_requests_per_token // (4 if changes else 1)
-        if self._context.presence.of_token[caller.token, changes] >= limit:
+        limit = self._context.settings.api.max_requests_per_token // (4 if key[1] else 1)
+        if self._context.presence.of_token[key] >= limit:
             raise TooManyRequests(
                 f"{limit} requests of this token are being served, and no more are at a time",
                 "wait for their answers, or use a token of its own for each program",
             )
 
     @contextmanager
-    def _counted(self, caller: Caller | None, method: str) -> Iterator[None]:
-        """Count an open request of a client, which `_check_load` has permitted before any other ran."""
-        if caller is None:
+    def _counted(self, caller: Caller | None, key: tuple[str, bool] | None) -> Iterator[None]:
+        """Count an open request, which `_check_load` has permitted before any other ran."""
+        if key is None:
             yield
             return
-        presence, key = self._context.presence, (caller.token, method not in _SAFE)
+        presence, clients = self._context.presence, int(caller is not None)
         presence.of_token[key] += 1
-        presence.num_open += 1
+        presence.num_open += clients
         try:
             yield
         finally:
-            presence.num_open -= 1
+            presence.num_open -= clients
             presence.of_token[key] -= 1
             if not presence.of_token[key]:
                 del presence.of_token[key]
-            presence.last_seen = self._context.clock.monotonic()
+            if clients:
+                presence.last_seen = self._context.clock.monotonic()
 
     def _bounded(self, path: str, receive: Receive) -> Receive:
         """`receive` with a size limit: a chunked body has no Content-Length."""
