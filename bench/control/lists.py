@@ -34,6 +34,7 @@ from phalanx.store.cost import rows as cost_rows
 from phalanx.store.cost.rows import CostOwner, CostRow
 from phalanx.store.database import Store, Tx
 from phalanx.store.listings.jobs import SORTS
+from phalanx.store.schema.listings import job_listing
 from phalanx.store.tables import counters, events, job_labels
 from phalanx.store.tables import jobs as jobs_table
 
@@ -196,8 +197,30 @@ def _add_jobs(tx: Tx, job: dict[str, Any], nums: range, draw: random.Random) -> 
         ledger += _ledger(row, draw)
         labels.append({"job": num, "name": "team", "value": f"team-{num % 20}"})
     tx.conn.execute(insert(jobs_table), rows)
+    tx.conn.execute(insert(job_listing), [_listed(row, draw) for row in rows])
     tx.conn.execute(insert(job_labels), labels)
     cost_rows.add_many(tx, ledger)
+
+
+def _listed(row: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """What listings read of a job, with values that its copies do not have."""
+    over = row["ended_at"] is not None
+    same = {column.name: row[column.name] for column in job_listing.c if column.name in row}
+    return {
+        **same,
+        "reason": "completed" if row["state"] == "succeeded" else row["reason_code"],
+        "cause": draw.choice(("", "", "oom", "rank_crash")) if over else "",
+        "pool": row["pool"] or "",
+        "image": f"ghcr.io/acme/train:{draw.randrange(50)}",
+        "num_nodes": 1 + draw.randrange(8),
+        "slot_seconds": row["attained_slot_s"],
+        "nano_usd": draw.randrange(10**12) if over else 0,
+        "queue_s": draw.random() * 1e4 if over else None,
+        "duration_s": (row["ended_at"] - row["started_at"]) / _US if over else None,
+        "metric": "val_acc",
+        "goal": "max",
+        "best": draw.random() if over else None,
+    }
 
 
 def _calls(
@@ -220,6 +243,16 @@ def _calls(
     yield "filter label", lambda d: client.jobs(labels={"team": f"team-{d.randrange(20)}"})
     yield "filter name with *", lambda d: client.jobs(name=f"*-{d.randrange(500)}")
     yield "filter priority and slots", lambda _: client.jobs(min_priority=99, min_slots=128)
+    yield "filter reason and cause", lambda _: client.jobs(reason="completed", cause="oom")
+    yield "filter cost and metric", lambda _: client.jobs(min_usd=900, min_metric_value=0.9)
+    yield (
+        "filter queue time, duration, nodes",
+        lambda _: client.jobs(min_queue_s=9000, max_duration_s=3600, min_nodes=8),
+    )
+    yield (
+        "filter image, live states",
+        lambda _: client.jobs(image="ghcr.io/acme/train:1*", states=["queued", "running"]),
+    )
     for by in SORTS:
         yield f"sort by {by}", lambda _, by=by: client.jobs(sort=f"-{by}")  # type: ignore[misc]
     yield (

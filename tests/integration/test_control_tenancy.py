@@ -159,7 +159,7 @@ def state_of(rig: Rig) -> tuple[object, ...]:
     def work(tx: Any) -> tuple[object, ...]:
         theirs = listings.page(tx, JobFilter(project=THEIRS), limit=99).jobs
         studies = rows.page(tx, rows.StudyFilter(project=THEIRS), before=None, limit=99)
-        logs = [events.of_job(tx, one.job.num, after=0, limit=99) for one in theirs]
+        logs = [events.of_job(tx, one.num, after=0, limit=99) for one in theirs]
         return theirs, studies, logs
 
     return rig.store.view(work)

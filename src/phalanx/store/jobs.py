@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import Integer, String, and_, bindparam, func, or_, select
+from sqlalchemy import Integer, String, Text, and_, bindparam, cast, func, or_, select
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.gang.placement import Demand
-from phalanx.core.jobs.model import HOLDING, TERMINAL, Job, JobState
+from phalanx.core.jobs.model import HOLDING, TERMINAL, Job, JobPolicy, JobState
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import NotFound, StaleRow
 from phalanx.kit.text import job_label
 from phalanx.store.database import Tx, columns_of, read, take_numbers
 from phalanx.store.engines.many_rows import JsonText, run_many, to_json
+from phalanx.store.index import listing
 from phalanx.store.tables import job_labels, jobs
 
 _BATCH = 500
 # Serialized policies by `id` of the encoded policy, which is kept so that its id stays unique.
 _POLICIES: dict[int, tuple[object, str]] = {}
 _POLICIES_KEPT = 4096
+# Around the policy in what `_snapshot` writes; the number of the job follows it.
+_POLICY, _BEHIND_POLICY = '{"policy":', ',"num":'
+_ANY_POLICY = {"shape": {"nodes": 1, "slots_per_node": 1, "ranks_per_node": 1}}
 HOLDING_STATES = tuple(sorted(state.value for state in HOLDING))
 _INSERT = jobs.insert()
 _INSERT_LABELS = job_labels.insert()
@@ -43,6 +49,15 @@ _VERSIONS_OF = (
 )
 _VERSIONS_OF_LOCKED = _VERSIONS_OF.with_for_update()
 _SOME = select(jobs).where(jobs.c.num.in_(bindparam("_nums", expanding=True))).order_by(jobs.c.num)
+_SHOWN_JSON = ("labels", "pools", "spec")
+# As text: what of it is needed is read here.
+_SHOWN = select(
+    *(jobs.c[name] for name in ("num", "version", "last_seq", "project", "name", "owner", "kind")),
+    *(jobs.c[name] for name in ("framework", "priority", "cpus_per_node", "slot_type", "study")),
+    *(jobs.c[name] for name in ("trial", "array", "array_index", "pending_code")),
+    jobs.c.pending_message,
+    *(cast(jobs.c[name], Text).label(name) for name in (*_SHOWN_JSON, "snapshot")),
+).where(jobs.c.num.in_(bindparam("_nums", expanding=True)))
 _VERSIONS = (
     select(jobs.c.num, jobs.c.version)
     .where(jobs.c.state.in_(bindparam("_states", expanding=True)))
@@ -85,6 +100,10 @@ class JobFacts:
 
 
 _FACTS = tuple(one.name for one in fields(JobFacts))
+_PLAIN_FACTS = (
+    *("project", "name", "owner", "framework", "kind", "priority", "cpus_per_node"),
+    *("study", "trial", "array", "array_index"),
+)
 CHANGEABLE = ("name", "labels", "priority", "pools", "spec")
 _SET_FACTS = jobs.update().where(jobs.c.num == bindparam("_num"))
 
@@ -108,7 +127,9 @@ def new_num(tx: Tx, count: int = 1) -> int:
 def insert(tx: Tx, fresh: Sequence[tuple[Job, JobFacts, int | None]]) -> None:
     """Insert jobs, each with the due time of its next timer; their first events have number 1."""
     if fresh:
-        run_many(tx.conn, _INSERT, [_fresh_row(*one) for one in fresh])
+        rows = [_fresh_row(*one) for one in fresh]
+        run_many(tx.conn, _INSERT, rows)
+        listing.insert(tx, [(job, row) for (job, _, _), row in zip(fresh, rows, strict=True)])
         _put_labels(tx, [(job.num, facts.labels) for job, facts, _ in fresh])
 
 
@@ -137,7 +158,7 @@ def _fresh_row(job: Job, facts: JobFacts, wake_at: int | None) -> dict[str, Any]
 
 
 def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]]) -> None:
-    """Save jobs, each (before, after, wake_at, num_events), in at most two statements.
+    """Save jobs, each (before, after, wake_at, num_events), in a few statements.
 
     Raises StaleRow if one of the rows changed since it was read.
     """
@@ -153,11 +174,13 @@ def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]])
         if run_many(tx.conn, _SAVE, rows) != len(rows):
             names = ", ".join(job_label(row["_num"]) for row in rows[:3])
             raise StaleRow(f"{names}{', …' if rows[3:] else ''} changed since it was read")
+    listing.save(tx, [(stored.job, job) for stored, job, _, _ in changed])
 
 
 def put_facts(tx: Tx, num: int, facts: JobFacts) -> None:
     """Store the changeable facts of a job, in the transaction that saves its event."""
     tx.conn.execute(_SET_FACTS, {"_num": num} | {one: getattr(facts, one) for one in CHANGEABLE})
+    listing.rename(tx, num, facts.name, facts.priority)
     tx.conn.execute(job_labels.delete().where(job_labels.c.job == num))
     _put_labels(tx, [(num, facts.labels)])
 
@@ -306,6 +329,19 @@ def load_many(tx: Tx, nums: Sequence[int]) -> list[StoredJob]:
     return found
 
 
+def load_brief(tx: Tx, nums: Sequence[int]) -> list[StoredJob]:
+    """The jobs of `nums` that exist, for listings.
+
+    Their facts have no contract, no environment of the caller and of the demand only the slot type: to
+    read those takes longer than all the rest.
+    """
+    found: list[StoredJob] = []
+    for start in range(0, len(nums), _BATCH):
+        some = {"_nums": nums[start : start + _BATCH]}
+        found += [_shown(row) for row in tx.conn.execute(_SHOWN, some).mappings()]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class BriefJob:
     """What an answer to a submission says of a job."""
@@ -341,6 +377,7 @@ def set_pending_reasons(tx: Tx, reasons: Sequence[tuple[int, Reason]]) -> None:
         for num, reason in reasons
     ]
     run_many(tx.conn, _WAITS, rows)
+    listing.set_pending(tx, [(num, reason.code.value) for num, reason in reasons])
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,8 +479,36 @@ def _stored(row: Mapping[Any, Any]) -> StoredJob:
     plain = {name: row[name] for name in _FACTS}
     plain["pools"] = tuple(row["pools"])
     plain["demand"] = Demand() if row["demand"] is None else decode(Demand, row["demand"])
+    return _with_facts(row, decode(Job, row["snapshot"]), JobFacts(**plain))
+
+
+def _shown(row: Mapping[Any, Any]) -> StoredJob:
+    """From a row of `_SHOWN`."""
+    plain = {name: row[name] for name in _PLAIN_FACTS}
+    plain |= {name: json.loads(row[name]) for name in _SHOWN_JSON}
+    plain["pools"] = tuple(plain["pools"])
+    plain |= {"code_digest": None, "caller_cwd": None, "caller_env": None}
+    facts = JobFacts(**plain, demand=Demand(slot_type=row["slot_type"]))
+    return _with_facts(row, _job_of(row["snapshot"]), facts)
+
+
+def _with_facts(row: Mapping[Any, Any], job: Job, facts: JobFacts) -> StoredJob:
     pending_reason = None
     if row["pending_code"] is not None:
         pending_reason = Reason(ReasonCode(row["pending_code"]), row["pending_message"] or "")
-    job = decode(Job, row["snapshot"])
-    return StoredJob(job, JobFacts(**plain), row["version"], row["last_seq"], pending_reason)
+    return StoredJob(job, facts, row["version"], row["last_seq"], pending_reason)
+
+
+def _job_of(text: str) -> Job:
+    """Read what `_snapshot` wrote. To read its policy is most of the work, and many jobs have the same."""
+    policy, found, rest = text.partition(_BEHIND_POLICY)
+    if not found or not policy.startswith(_POLICY):
+        return decode(Job, json.loads(text))
+    plain = json.loads("{" + found[1:] + rest)
+    known = _policy_of(policy[len(_POLICY) :])
+    return replace(decode(Job, {"policy": _ANY_POLICY, **plain}), policy=known)
+
+
+@functools.lru_cache(maxsize=_POLICIES_KEPT)
+def _policy_of(text: str) -> JobPolicy:
+    return decode(JobPolicy, json.loads(text))

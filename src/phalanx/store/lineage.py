@@ -19,6 +19,7 @@ from phalanx.store.database import (
     take_numbers,
 )
 from phalanx.store.engines.many_rows import run_many
+from phalanx.store.index import listing
 from phalanx.store.jobs import HOLDING_STATES
 from phalanx.store.tables import checkpoints, generations, jobs, ledger_rows, restores, supervisors
 
@@ -131,6 +132,8 @@ def add_checkpoint(tx: Tx, key: Key, values: Mapping[str, Any]) -> bool:
         _insert_checkpoint(tx, {"state": "valid", **row})
     elif state == QUARANTINED:
         tx.conn.execute(checkpoints.update().where(path).values(row))
+    if state != QUARANTINED:
+        listing.improve(tx, key[0], values["metrics"])
     return state != QUARANTINED
 
 

@@ -94,16 +94,6 @@ jobs = Table(
     Index(None, "wake_at"),
     Index(None, "ended_at"),
 )
-# Every column that a listing filters or sorts by, so that it reads no row that it does not show.
-Index(
-    "ix_jobs_listing",
-    *(jobs.c[name] for name in ("num", "state", "project", "owner", "name", "framework", "kind")),
-    *(jobs.c[name] for name in ("pool", "slot_type", "priority", "num_slots", "restarts")),
-    *(jobs.c[name] for name in ("submitted_at", "started_at", "ended_at", "attained_slot_s")),
-    jobs.c.study,
-    jobs.c.array,
-)
-
 # The jobs that have not ended, for limits on the jobs that a user submits.
 Index(
     "ix_jobs_live_owner",

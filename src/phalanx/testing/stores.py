@@ -200,7 +200,7 @@ class StoreContract:
         def nums(**wanted: Any) -> list[int]:
             some = JobFilter(**wanted)
             found = store.view(lambda tx: listings.page(tx, some, limit=2))
-            return [one.job.num for one in found.jobs]
+            return [one.num for one in found.jobs]
 
         assert nums() == [3, 2]
         assert nums(labels=(("team", "vision"),)) == [3, 1]

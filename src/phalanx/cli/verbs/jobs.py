@@ -13,6 +13,7 @@ from phalanx.cli.client.checkpoint_locations import copies_of
 from phalanx.cli.client.session import connected, job_numbers
 from phalanx.cli.exits import code_of
 from phalanx.cli.terminal import output
+from phalanx.cli.terminal.job_filters import parse_filters
 from phalanx.cli.terminal.options import AsJson, JobName, JobNames, RoleName, duration
 from phalanx.cli.terminal.provenance import show_provenance
 from phalanx.cli.terminal.roles import role_line, show_role
@@ -45,8 +46,18 @@ Sort = Annotated[
     str | None,
     typer.Option(
         "--sort",
-        help="num, name, project, owner, state, framework, pool, slot_type, priority, num_slots, "
-        "restarts, submitted_at, started_at, ended_at or slot_seconds; - in front: the largest first.",
+        help="num, name, project, owner, state, reason, cause, framework, kind, pool, slot_type, image, "
+        "priority, num_slots, num_nodes, restarts, submitted_at, started_at, ended_at, queue_s, "
+        "duration_s, slot_seconds, usd, metric or study; - in front: the largest first.",
+    ),
+]
+Filters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="FIELD=VALUE",
+        help="Only jobs with this value, or FIELD>=VALUE, FIELD<=VALUE; may be repeated: "
+        "'usd>=10', 'queue>=1h', 'started>=7d', reason=oom, 'image=ghcr.io/*'.",
     ),
 ]
 NamePattern = Annotated[
@@ -70,6 +81,7 @@ def ps(  # noqa: PLR0913 (one parameter for each filter)
     framework: Annotated[str | None, typer.Option(help="Only this framework.")] = None,
     pool: PlacedIn = None,
     since: Since = None,
+    where: Filters = None,
     sort: Sort = None,
     cursor: Annotated[str | None, typer.Option(help="Continue behind an earlier page.")] = None,
     limit: Annotated[
@@ -89,6 +101,10 @@ def ps(  # noqa: PLR0913 (one parameter for each filter)
         "submitted_from": _moment_before(since),
         "cursor": cursor,
     }
+    for key, value in parse_filters(where or (), _now()).items():
+        if given.get(key):
+            raise UserError(f"--filter: an option says {key} already", "give each filter once")
+        given[key] = value
     filtered = sort is not None or any(given.values())
     more = None
     with connected(ctx) as client:
@@ -98,7 +114,7 @@ def ps(  # noqa: PLR0913 (one parameter for each filter)
         else:
             jobs = _current(client, limit)
     nothing = "no such jobs" if filtered else "no jobs yet; start one with: phalanx run train.py"
-    output.listing(jobs, json, _COLUMNS, nothing)
+    output.listing(jobs, json, _columns((sort or "").removeprefix("-")), nothing)
     if more is not None:
         output.note(f"there are more: repeat the command with --cursor {more}")
 
@@ -112,8 +128,11 @@ def _label(text: str) -> tuple[str, str]:
 
 def _moment_before(since: str | None) -> datetime | None:
     seconds = duration("--since", since)
-    now = datetime.fromtimestamp(SystemClock().now() / 1e6, UTC)
-    return None if seconds is None else now - timedelta(seconds=seconds)
+    return None if seconds is None else _now() - timedelta(seconds=seconds)
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(SystemClock().now() / 1e6, UTC)
 
 
 def _current(client: PhalanxClient, limit: int) -> list[JobView]:
@@ -306,6 +325,39 @@ _COLUMNS: dict[str, Any] = {
     "RAN": lambda job: output.lasted(job.started_at, job.ended_at),
     "REASON": _reason,
 }
+
+_SORTED: dict[str, tuple[str, Any]] = {
+    "owner": ("OWNER", lambda job: job.owner),
+    "project": ("PROJECT", lambda job: job.project),
+    "cause": ("CAUSE", lambda job: job.cause),
+    "framework": ("FRAMEWORK", lambda job: job.framework),
+    "pool": ("POOL", lambda job: job.pool),
+    "slot_type": ("TYPE", lambda job: job.slot_type),
+    "image": ("IMAGE", lambda job: job.image),
+    "priority": ("PRIORITY", lambda job: job.priority),
+    "num_slots": ("SLOTS", lambda job: job.num_slots),
+    "num_nodes": ("NODES", lambda job: job.num_nodes),
+    "queue_s": ("QUEUED", lambda job: _lasted(job.queue_s)),
+    "slot_seconds": ("SLOT-HOURS", lambda job: output.number(job.slot_seconds / 3600)),
+    "usd": ("USD", lambda job: None if job.usd is None else f"{job.usd:.2f}"),
+    "metric": ("METRIC", lambda job: f"{job.metric} {output.number(job.best_metric)}".strip()),
+    "study": ("STUDY", lambda job: None if job.study is None else f"s-{job.study}"),
+}
+"""Columns that a listing has only where it is sorted by them."""
+
+
+def _columns(sort: str) -> dict[str, Any]:
+    """The columns of a listing: before the reason the one that it is sorted by."""
+    shown = dict(_COLUMNS)
+    reason = shown.pop("REASON")
+    if sort in _SORTED:
+        name, value = _SORTED[sort]
+        shown[name] = value
+    return shown | {"REASON": reason}
+
+
+def _lasted(seconds: float | None) -> str | None:
+    return None if seconds is None else format_duration(seconds)
 
 
 def _indent(text: str) -> str:

@@ -12,6 +12,7 @@ from pydantic_core import CoreSchema
 
 At = AwareDatetime
 API_VERSION = 1
+_MISSING = object()
 ShortText = Annotated[str, Field(max_length=200)]
 """A name that a client sends."""
 
@@ -54,9 +55,12 @@ class ResponseBody(BaseModel):
     @classmethod
     def of(cls, source: object, **others: Any) -> Self:
         """A body with the fields that `source` has too; `others` are the rest, or differ from it."""
-        names = cls.model_fields.keys() - others.keys()
-        same = {name: getattr(source, name) for name in names if hasattr(source, name)}
-        return cls(**same, **others)
+        for name in cls.model_fields:
+            if name not in others:
+                found = getattr(source, name, _MISSING)
+                if found is not _MISSING:
+                    others[name] = found
+        return cls(**others)
 
 
 class RequestBody(BaseModel):

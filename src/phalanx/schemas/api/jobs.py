@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from phalanx.core.jobs.model import JobState
+from phalanx.core.reasons import Cause, ReasonCode
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, ShownAs
 from phalanx.schemas.api.cost import BudgetView, CostView, EstimateView, UnitCostView
 from phalanx.schemas.api.provenance import SourceRequest
@@ -234,6 +236,8 @@ class JobView(ResponseBody):
     waits_for: list[DependencyView] = Field(default_factory=list)  # dependencies not met yet
     array: int | None = None  # number of the first job of its array; `a-12` is its id
     array_index: int | None = None
+    study: int | None = None  # number of the study that it runs a trial of
+    trial: int | None = None  # number of the trial in its study
     goal: str | None = None  # what a stopping job becomes
     attempt: int | None = None  # the live one
     attempts: int
@@ -243,6 +247,14 @@ class JobView(ResponseBody):
     num_slots: int
     slot_type: str = ""  # accelerator that the spec asks for; empty: any
     slot_seconds: float = 0.0  # used by attempts that are over
+    usd: Decimal | None = None  # cost of the same; None: nothing that has a price
+    num_nodes: int = 0  # of the gang at full size
+    image: str = ""  # of the container; empty: none
+    cause: str = ""  # of the last failure; empty: none
+    queue_s: float | None = None  # in the queue before all placements; None: none so far
+    duration_s: float | None = None  # from the first start to the end; None: not both are known
+    metric: str = ""  # name of the metric that it is compared by; empty: none
+    best_metric: float | None = None  # the best value of that metric
     world_size: int
     roles: list[RoleView] = Field(default_factory=list)  # of a gang with several
     submitted_at: At
@@ -277,6 +289,11 @@ class JobPage(ResponseBody):
     cursor: str | None = None
 
 
+Count = Annotated[int | None, Field(ge=0, lt=2**31)]
+Seconds = Annotated[float | None, Field(ge=0, le=1e12)]
+Money = Annotated[Decimal | None, Field(ge=0, le=10**9)]
+
+
 class JobsQuery(RequestBody):
     """Which jobs a listing has, and their order. Filters that are left out match every job."""
 
@@ -294,10 +311,47 @@ class JobsQuery(RequestBody):
     kind: JobKind | None = None
     study: Annotated[int | None, Field(ge=1, lt=2**63)] = None
     array: Annotated[int | None, Field(ge=1, lt=2**63)] = None
+    image: Annotated[
+        Annotated[str, Field(max_length=512)] | None,
+        Field(description="Of the container; `*` stands for any text"),
+    ] = None
+    reason: Annotated[
+        ReasonCode | None, Field(description="Of the state, or why a queued job waits")
+    ] = None
+    cause: Annotated[Cause | None, Field(description="Of the last failure")] = None
+    metric: Annotated[
+        Annotated[str, Field(max_length=256)] | None,
+        Field(description="Name of the metric that the job is compared by"),
+    ] = None
+    trials: Annotated[bool | None, Field(description="Whether the job is of a trial")] = None
     min_priority: Annotated[int | None, Field(ge=0, le=100)] = None
-    min_slots: Annotated[int | None, Field(ge=0, lt=2**31)] = None
-    submitted_from: Annotated[At | None, Field(description="RFC 3339")] = None
+    max_priority: Annotated[int | None, Field(ge=0, le=100)] = None
+    min_slots: Count = None
+    max_slots: Count = None
+    min_nodes: Count = None
+    max_nodes: Count = None
+    min_restarts: Count = None
+    max_restarts: Count = None
+    min_queue_s: Annotated[Seconds, Field(description="In the queue before all placements")] = None
+    max_queue_s: Seconds = None
+    min_duration_s: Annotated[
+        Seconds, Field(description="From the first start to the end; jobs that run have none")
+    ] = None
+    max_duration_s: Seconds = None
+    min_slot_seconds: Annotated[Seconds, Field(description="Of attempts that are over")] = None
+    max_slot_seconds: Seconds = None
+    min_usd: Annotated[Money, Field(description="Cost of attempts that are over")] = None
+    max_usd: Money = None
+    min_metric_value: Annotated[
+        float | None, Field(description="The best value of the job's metric")
+    ] = None
+    max_metric_value: float | None = None
+    submitted_from: Annotated[
+        At | None, Field(description="RFC 3339; this time or later, `…_to`: before this time")
+    ] = None
     submitted_to: At | None = None
+    started_from: At | None = None
+    started_to: At | None = None
     ended_from: At | None = None
     ended_to: At | None = None
     sort: Annotated[
@@ -309,8 +363,8 @@ class JobsQuery(RequestBody):
 
 
 SAME_NAMES = {
-    *("project", "owner", "name", "framework", "pool", "slot_type", "kind", "study"),
-    *("array", "min_priority", "min_slots"),
+    *("project", "owner", "name", "framework", "pool", "slot_type", "image", "kind", "reason"),
+    *("cause", "metric", "study", "trials", "array"),
 }
 """Filters of `JobsQuery` that the store has by the same name and value."""
 

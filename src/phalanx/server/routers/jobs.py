@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
+from decimal import Decimal
 from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 
+from phalanx.core.cost.prices import NANO
 from phalanx.core.jobs.model import StopGoal
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import UserError
@@ -54,8 +57,9 @@ from phalanx.services.lifecycle.submit import check, submit
 from phalanx.services.planning.why import why_view
 from phalanx.services.queries import profiles, provenance, saves, stacks, views
 from phalanx.store.idempotency import RequestKey
-from phalanx.store.listings.jobs import JobFilter, Order
+from phalanx.store.listings.jobs import RANGES, JobFilter, ListingRange, Order
 
+_TIMES = ("submitted", "started", "ended")
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
 
@@ -106,16 +110,36 @@ def get_jobs(here: Here, by: By, query: Annotated[JobsQuery, Query()]) -> JobPag
         states=tuple(query.state),
         labels=tuple(_label(one) for one in query.label),
         projects=by.projects(Permission.JOBS_READ),
-        submitted_from=_micros(query.submitted_from),
-        submitted_to=_micros(query.submitted_to),
-        ended_from=_micros(query.ended_from),
-        ended_to=_micros(query.ended_to),
+        ranges=tuple(_ranges(query)),
         **query.model_dump(include=SAME_NAMES),
     )
     order = Order.parse(query.sort)
     return views.list_jobs(
         here.platform, wanted, order=order, cursor=query.cursor, limit=query.limit
     )
+
+
+def _ranges(query: JobsQuery) -> Iterator[ListingRange]:
+    """The ranges of a query, in the units of the store. Raises UserError for one that is empty."""
+    for name in RANGES:
+        first, last = (f"{name}_from", f"{name}_to") if name in _TIMES else _limits(name)
+        least, end = getattr(query, first), getattr(query, last)
+        if least is not None and end is not None and least > end:
+            raise UserError(f"{first} is above {last}: no job is in that range", "exchange them")
+        if name in _TIMES:
+            yield ListingRange(name, least=_micros(least), end=_micros(end))
+        elif (least, end) != (None, None):
+            yield ListingRange(name, least=_stored(name, least), most=_stored(name, end))
+
+
+def _limits(name: str) -> tuple[str, str]:
+    return f"min_{name}", f"max_{name}"
+
+
+def _stored(name: str, value: float | Decimal | None) -> float | None:
+    if value is None or name != "usd":
+        return None if value is None else float(value)
+    return int(value * NANO)
 
 
 def _micros(at: datetime | None) -> int | None:

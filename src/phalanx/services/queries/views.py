@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from phalanx.core.contract.secrecy import shown_spec
-from phalanx.core.cost.totals import Totals
+from phalanx.core.cost.totals import Totals, usd_of
 from phalanx.core.cost.units import MadeUnits, tokens_of, unit_costs
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.links import cost_of
@@ -48,7 +49,7 @@ from phalanx.services.queries.lineage import lineage_view
 from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFacts, StoredJob
-from phalanx.store.listings.jobs import NEWEST, JobFilter, Order, page
+from phalanx.store.listings.jobs import NEWEST, JobFilter, ListedFacts, Order, beside, page
 from phalanx.store.supervisors import SupervisorRow
 from phalanx.store.telemetry import MetricChunk
 from phalanx.store.workflow import dependencies
@@ -135,7 +136,14 @@ def list_jobs(
 
     def work(tx: Tx) -> JobPage:
         found = page(tx, wanted, order=order, cursor=cursor, limit=limit)
-        return JobPage(jobs=[_brief(platform, tx, one) for one in found.jobs], cursor=found.cursor)
+        live = [(one.num, one.stored.job.attempt) for one in found.jobs]
+        rows: dict[int, list[SupervisorRow]] = {}
+        for row in supervisors.of_attempts(tx, [(num, one.num) for num, one in live if one]):
+            rows.setdefault(row.job, []).append(row)
+        shown = [
+            _brief(platform, one.stored, rows.get(one.num, []), one.beside) for one in found.jobs
+        ]
+        return JobPage(jobs=shown, cursor=found.cursor)
 
     return platform.store.view(work)
 
@@ -239,7 +247,7 @@ def _detailed(platform: Platform, tx: Tx, num: int) -> JobView:
     rows: list[SupervisorRow] = []
     if job.attempt is not None:
         rows = supervisors.of_attempt(tx, num, job.attempt.num)
-    return _brief(platform, tx, stored).model_copy(
+    return _brief(platform, stored, rows, beside(tx, [num]).get(num)).model_copy(
         update={
             "ranks": [] if job.attempt is None else _ranks(job.attempt, rows, stored),
             "nodes": [] if job.attempt is None else _nodes(job.attempt, rows),
@@ -276,11 +284,15 @@ def _withheld(facts: JobFacts) -> list[list[str]]:
     return list(((facts.contract or {}).get("withheld") or {}).values())
 
 
-def _brief(platform: Platform, tx: Tx, stored: StoredJob) -> JobView:
+def _brief(
+    platform: Platform,
+    stored: StoredJob,
+    rows: Sequence[SupervisorRow],
+    beside: ListedFacts | None,
+) -> JobView:
     job, facts, attempt = stored.job, stored.facts, stored.job.attempt
     # The failure that matters now: the live generation's, or the last one.
     failure = (None if attempt is None else attempt.failure) or job.last_failure
-    rows = [] if attempt is None else supervisors.of_attempt(tx, job.num, attempt.num)
     waits = stored.pending_reason if job.state is JobState.QUEUED else awaited(job, rows)
     return JobView.of(
         facts,
@@ -290,6 +302,7 @@ def _brief(platform: Platform, tx: Tx, stored: StoredJob) -> JobView:
         url=platform.job_url(job.num),
         slot_type=facts.demand.slot_type,
         slot_seconds=job.attained_slot_s,
+        **_beside(beside),
         description=facts.spec.get("description") or "",
         state=job.state.value,
         reason=_reason(job.reason),
@@ -311,6 +324,22 @@ def _brief(platform: Platform, tx: Tx, stored: StoredJob) -> JobView:
         failure=_failure(failure, parts_of(stored)),
         progress=_position(stored, rows),
     )
+
+
+def _beside(known: ListedFacts | None) -> dict[str, Any]:
+    """The fields of a job that its row in listings has."""
+    if known is None:
+        return {}
+    return {
+        "image": known.image,
+        "num_nodes": known.num_nodes,
+        "cause": known.cause,
+        "queue_s": known.queue_s,
+        "duration_s": known.duration_s,
+        "usd": usd_of(known.nano_usd) if known.nano_usd else None,
+        "metric": known.metric,
+        "best_metric": known.best,
+    }
 
 
 def world_size(stored: StoredJob) -> int:

@@ -24,7 +24,7 @@ from phalanx.sim.jobs import US, TraceJob
 from phalanx.store import planning, resources
 from phalanx.store.database import Store, Tx, open_store
 from phalanx.store.jobs import StoredJob
-from phalanx.store.listings.jobs import JobFilter, page
+from phalanx.store.listings.jobs import JobFilter, ListingRange, page
 from phalanx.store.quotas import rows as quotas
 
 _PAGE = 500
@@ -89,11 +89,11 @@ def _open(root: Path) -> Store:
 
 def _ended(tx: Tx, since_us: int) -> list[StoredJob]:
     found: list[StoredJob] = []
-    wanted = JobFilter(states=tuple(TERMINAL), submitted_from=since_us)
+    wanted = JobFilter(states=tuple(TERMINAL), ranges=(ListingRange("submitted", since_us),))
     cursor: str | None = None
     while True:
         some = page(tx, wanted, cursor=cursor, limit=_PAGE)
-        found += some.jobs
+        found += [one.stored for one in some.jobs]
         cursor = some.cursor
         if cursor is None:
             return found

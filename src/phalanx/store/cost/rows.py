@@ -16,6 +16,7 @@ from phalanx.core.cost.ledger import DAY_US, Account, AccountRow
 from phalanx.core.cost.totals import Totals
 from phalanx.store.database import Tx, take_numbers
 from phalanx.store.engines.many_rows import run_many
+from phalanx.store.index import listing
 from phalanx.store.tables import checkpoints, cost_rows, generations, jobs
 
 ACCOUNTS = tuple(account.value for account in Account)
@@ -84,6 +85,7 @@ def add_many(tx: Tx, found: Sequence[CostRow]) -> None:
         first = take_numbers(tx, "cost_row", len(found))
         table = [{"id": first + index, **_columns(one)} for index, one in enumerate(found)]
         run_many(tx.conn, _INSERT, table)
+        listing.add_cost(tx, [(one.owner.job, one.nano_usd) for one in found])
 
 
 def lock(tx: Tx) -> None:

@@ -6,44 +6,75 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select, tuple_
 from sqlalchemy.sql import text
 
 from phalanx.core.jobs.model import JobState
 from phalanx.errors import UserError
 from phalanx.store.database import Tx
-from phalanx.store.jobs import StoredJob, load_many
-from phalanx.store.tables import job_labels, jobs
+from phalanx.store.jobs import StoredJob, load_brief
+from phalanx.store.schema.listings import job_listing
+from phalanx.store.tables import job_labels
 
-_INDEX = "ix_jobs_listing"
-_NOTHING = text("0")
+_HERE = job_listing.c
+# Smaller than any value of the columns that may be missing.
+_NOTHING = text("-1")
+_LEAST = text("-1.7976931348623157e308")
 NUM = "num"
+_WORDS = ("name", "project", "owner", "state", "reason", "cause", "framework", "kind", "pool")
+_SORTED_WORDS = (*_WORDS, "slot_type", "image")
 SORTS: dict[str, ColumnElement[Any]] = {
-    NUM: jobs.c.num,
-    "name": jobs.c.name,
-    "project": jobs.c.project,
-    "owner": jobs.c.owner,
-    "state": jobs.c.state,
-    "framework": jobs.c.framework,
-    "pool": func.coalesce(jobs.c.pool, text("''")),
-    "slot_type": jobs.c.slot_type,
-    "priority": jobs.c.priority,
-    "num_slots": jobs.c.num_slots,
-    "restarts": jobs.c.restarts,
-    "submitted_at": jobs.c.submitted_at,
-    "started_at": func.coalesce(jobs.c.started_at, _NOTHING),
-    "ended_at": func.coalesce(jobs.c.ended_at, _NOTHING),
-    "slot_seconds": jobs.c.attained_slot_s,
+    **{name: _HERE[name] for name in (NUM, *_SORTED_WORDS)},
+    **{name: _HERE[name] for name in ("priority", "num_slots", "num_nodes", "restarts")},
+    "submitted_at": _HERE.submitted_at,
+    "started_at": func.coalesce(_HERE.started_at, _NOTHING),
+    "ended_at": func.coalesce(_HERE.ended_at, _NOTHING),
+    "queue_s": func.coalesce(_HERE.queue_s, _NOTHING),
+    "duration_s": func.coalesce(_HERE.duration_s, _NOTHING),
+    "slot_seconds": _HERE.slot_seconds,
+    "usd": _HERE.nano_usd,
+    "metric": func.coalesce(_HERE.best, _LEAST),
+    "study": func.coalesce(_HERE.study, _NOTHING),
 }
-"""What listings can be sorted by. A job that has not started or ended counts as the earliest."""
+"""What listings can be sorted by. A job without the value counts as the smallest."""
+RANGES: dict[str, ColumnElement[Any]] = {
+    "priority": _HERE.priority,
+    "slots": _HERE.num_slots,
+    "nodes": _HERE.num_nodes,
+    "restarts": _HERE.restarts,
+    "submitted": _HERE.submitted_at,
+    "started": _HERE.started_at,
+    "ended": _HERE.ended_at,
+    "queue_s": _HERE.queue_s,
+    "duration_s": _HERE.duration_s,
+    "slot_seconds": _HERE.slot_seconds,
+    "usd": _HERE.nano_usd,
+    "metric_value": _HERE.best,
+}
+"""What listings can be limited to a range of; a job without the value is in none."""
+_EQUAL = (
+    *("project", "owner", "reason", "cause", "framework", "kind", "pool", "slot_type", "metric"),
+    *("study", "array"),
+)
+_PATTERNS = ("name", "image")
+
+
+@dataclass(frozen=True, slots=True)
+class ListingRange:
+    """Values of a key of `RANGES`: times in µs UTC, durations in s, money in 1e-9 US dollars."""
+
+    of: str
+    least: float | None = None  # this one or higher
+    end: float | None = None  # before this one
+    most: float | None = None  # this one or lower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """A filter of jobs; an empty field matches every job. Times are µs UTC, ends are left out."""
+    """A filter of jobs; an empty field matches every job. All fields that are given must match."""
 
     states: tuple[JobState, ...] = ()  # any of these
     project: str | None = None  # its name
@@ -54,15 +85,15 @@ class JobFilter:
     framework: str | None = None  # name of the adapter
     pool: str | None = None  # of the newest placement
     slot_type: str | None = None  # accelerator that the spec asks for
+    image: str | None = None  # of the container; `*` stands for any text
     kind: str | None = None  # `run` or `submit`
+    reason: str | None = None  # of the state, or why a queued job waits
+    cause: str | None = None  # of the last failure
+    metric: str | None = None  # name of the metric that the job is compared by
     study: int | None = None  # jobs of the trials of this study
+    trials: bool | None = None  # whether the job is of a trial
     array: int | None = None  # number of the first job of an array
-    min_priority: int | None = None  # this one or higher
-    min_slots: int | None = None  # so many or more
-    submitted_from: int | None = None  # at this time or later
-    submitted_to: int | None = None  # before this time
-    ended_from: int | None = None  # at this time or later
-    ended_to: int | None = None  # before this time
+    ranges: tuple[ListingRange, ...] = ()  # all of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +120,42 @@ NEWEST = Order()
 
 
 @dataclass(frozen=True, slots=True)
+class ListedFacts:
+    """What a listing knows of a job beside its row and its facts."""
+
+    image: str  # of the container; empty: none
+    num_nodes: int  # of the gang at full size
+    cause: str  # of the last failure; empty: none
+    queue_s: float | None  # in the queue before all placements; None: none so far
+    duration_s: float | None  # from the first start to the end; None: not both are known
+    nano_usd: int  # 1e-9 US dollars for attempts that are over
+    metric: str  # that the job is compared by; empty: none
+    best: float | None  # the best value of `metric`; None: none so far
+
+
+_SOME = select(_HERE.num, *(_HERE[one.name] for one in fields(ListedFacts))).where(
+    _HERE.num.in_(bindparam("_nums", expanding=True))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedJob:
+    """A job, and what a listing knows beside it."""
+
+    stored: StoredJob
+    beside: ListedFacts
+
+    @property
+    def num(self) -> int:
+        """The number of the job."""
+        return self.stored.job.num
+
+
+@dataclass(frozen=True, slots=True)
 class JobsPage:
     """Some jobs, and the cursor of the next page; None: there is none."""
 
-    jobs: list[StoredJob]
+    jobs: list[ListedJob]
     cursor: str | None
 
 
@@ -105,54 +168,69 @@ def page(
     unless the value that it is sorted by changes. Raises UserError for a cursor of another order.
     """
     key = SORTS[order.by]
-    columns = [jobs.c.num] if order.by == NUM else [jobs.c.num, key.label("sorted_by")]
-    query = _filtered(select(*columns), wanted)
+    query = _filtered(select(_HERE.num, key.label("sorted_by")), wanted)
     if cursor is not None:
         query = query.where(_behind(order, key, _read_cursor(cursor, order)))
-    ends = [jobs.c.num] if order.by == NUM else [key, jobs.c.num]
+    ends = [_HERE.num] if order.by == NUM else [key, _HERE.num]
     query = query.order_by(*(one.desc() if order.descending else one.asc() for one in ends))
-    query = query.with_hint(jobs, f"INDEXED BY {_INDEX}", "sqlite")
+    if wanted != JobFilter():
+        # Without statistics SQLite walks the index of the order, and reads a row for each job in it.
+        query = query.with_hint(job_listing, "NOT INDEXED", "sqlite")
     rows = tx.conn.execute(query.limit(limit + 1)).all()
     shown = rows[:limit]
-    found = {one.job.num: one for one in load_many(tx, [row.num for row in shown])}
+    nums = [row.num for row in shown]
+    found = {one.job.num: one for one in load_brief(tx, nums)}
+    known = beside(tx, nums)
     more = None
     if len(rows) > limit:
-        more = _write_cursor(order, [row for row in shown[-1]][::-1])
-    return JobsPage([found[row.num] for row in shown if row.num in found], more)
+        last = shown[-1]
+        more = _write_cursor(order, [last.num] if order.by == NUM else [last.sorted_by, last.num])
+    return JobsPage([ListedJob(found[num], known[num]) for num in nums if num in found], more)
+
+
+def beside(tx: Tx, nums: Sequence[int]) -> dict[int, ListedFacts]:
+    """What a listing shows of some jobs beside their rows, of those that exist; at most 1000."""
+    return {num: ListedFacts(*rest) for num, *rest in tx.conn.execute(_SOME, {"_nums": nums})}
 
 
 def _behind(order: Order, key: ColumnElement[Any], place: Sequence[Any]) -> ColumnElement[bool]:
-    here: Any = jobs.c.num if order.by == NUM else tuple_(key, jobs.c.num)
+    here: Any = _HERE.num if order.by == NUM else tuple_(key, _HERE.num)
     there: Any = place[0] if order.by == NUM else tuple_(*place)
     return here < there if order.descending else here > there  # type: ignore[no-any-return]
 
 
 def _filtered(query: Select[Any], wanted: JobFilter) -> Select[Any]:
-    there = jobs.c
     terms: list[ColumnElement[bool]] = []
     if wanted.states:
-        terms.append(there.state.in_([state.value for state in wanted.states]))
+        terms.append(_HERE.state.in_([state.value for state in wanted.states]))
     if wanted.projects is not None:
-        terms.append(there.project.in_(wanted.projects))
-    if wanted.name is not None:
-        terms.append(_matches(there.name, wanted.name))
-    for name in ("project", "owner", "framework", "pool", "slot_type", "kind", "study", "array"):
+        terms.append(_HERE.project.in_(wanted.projects))
+    for name in _PATTERNS:
         if getattr(wanted, name) is not None:
-            terms.append(there[name] == getattr(wanted, name))
-    for column, least, end in (
-        (there.priority, wanted.min_priority, None),
-        (there.num_slots, wanted.min_slots, None),
-        (there.submitted_at, wanted.submitted_from, wanted.submitted_to),
-        (there.ended_at, wanted.ended_from, wanted.ended_to),
-    ):
-        if least is not None:
-            terms.append(column >= least)
-        if end is not None:
-            terms.append(column < end)
+            terms.append(_matches(_HERE[name], getattr(wanted, name)))
+    for name in _EQUAL:
+        value = getattr(wanted, name)
+        if value is not None:
+            same = _HERE[name] == value
+            terms.append(or_(same, _HERE.pending == value) if name == "reason" else same)
+    if wanted.trials is not None:
+        terms.append(_HERE.study.is_not(None) if wanted.trials else _HERE.study.is_(None))
+    terms += [term for one in wanted.ranges for term in _within(one)]
     for name, value in wanted.labels:
         same = and_(job_labels.c.name == name, job_labels.c.value == value)
-        terms.append(there.num.in_(select(job_labels.c.job).where(same)))
+        terms.append(_HERE.num.in_(select(job_labels.c.job).where(same)))
     return query.where(*terms)
+
+
+def _within(one: ListingRange) -> list[ColumnElement[bool]]:
+    column, terms = RANGES[one.of], []
+    if one.least is not None:
+        terms.append(column >= one.least)
+    if one.end is not None:
+        terms.append(column < one.end)
+    if one.most is not None:
+        terms.append(column <= one.most)
+    return terms
 
 
 def _matches(column: Any, pattern: str) -> ColumnElement[bool]:
@@ -181,8 +259,7 @@ def _read_cursor(cursor: str, order: Order) -> list[Any]:
             "begin again without a cursor",
         )
     number = isinstance(place[-1], int) and not isinstance(place[-1], bool) if place else False
-    texts = order.by in ("name", "project", "owner", "state", "framework", "pool", "slot_type")
-    kind: Any = str if texts else (int, float)
+    kind: Any = str if order.by in _SORTED_WORDS else (int, float)
     right = len(place) == 1 if order.by == NUM else len(place) == 2 and isinstance(place[0], kind)
     if not number or not right or not abs(place[-1]) < 2**63:
         raise UserError("this is not a cursor", "send the `cursor` of a page as it is")

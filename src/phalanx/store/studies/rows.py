@@ -11,6 +11,7 @@ from sqlalchemy import Integer, and_, bindparam, func, or_, select
 from phalanx.errors import NotFound, StaleRow
 from phalanx.kit.text import study_label
 from phalanx.store.database import Tx, columns_of, read, take_numbers
+from phalanx.store.index import listing
 from phalanx.store.tables import studies, trials
 
 LIVE = ("running", "paused", "stopping")
@@ -236,6 +237,7 @@ def put_trials(tx: Tx, fresh: Sequence[TrialRow], changed: Sequence[TrialRow]) -
         tx.conn.execute(_INSERT_TRIALS, [columns_of(one) for one in fresh])
     if changed:
         tx.conn.execute(_UPDATE_TRIALS, [_changed(one) for one in changed])
+        listing.score(tx, [(one.job, one.value) for one in changed])
 
 
 def _changed(row: TrialRow) -> dict[str, Any]:
