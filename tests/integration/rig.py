@@ -50,6 +50,7 @@ _SAMPLES = {
     "{secret}": "A_TOKEN",
     "{schedule}": "nightly",
     "{template}": "tune",
+    "{bill}": "november",
 }
 
 

@@ -112,6 +112,9 @@ PROJECT = {"file": {"schema": 1, "projects": [{"name": "vision", "max_running": 
 SECRET_PATHS = ("/api/v1/secrets/{secret}", "/api/v1/projects/{name}/secrets/{secret}")
 TEMPLATE_PATHS = ("/api/v1/templates/{template}", "/api/v1/projects/{name}/templates/{template}")
 SCHEDULES = "/api/v1/projects/{name}/schedules/{schedule}"
+BILL = "/api/v1/cost/bills/{bill}"
+AT = "2026-11-01T00:00:00Z"
+BILLED = {"lines": [{"id": "1", "begin": AT, "end": AT, "kind": "other", "usd": 1}]}
 BUDGET = "/api/v1/cost/budgets/{scope}/{name}"
 STUDY = "/api/v1/studies/{num}"
 
@@ -182,6 +185,8 @@ CHANGES: dict[Call, Change] = {
     ("PUT", BUDGET): Change(json=HELD, is_new=True),
     ("DELETE", BUDGET): Change(made(("PUT", BUDGET, HELD)), is_removal=True),
     ("POST", "/api/v1/cost/anomalies/{num}/ack"): Change(Stage.anomaly),
+    ("POST", BILL): Change(json=BILLED, is_new=True),
+    ("DELETE", BILL): Change(made(("POST", BILL, BILLED)), is_removal=True),
     ("POST", "/api/v1/cost/prices"): Change(
         json={"prices": [{"kind": "slot", "usd": 2}]}, is_new=True
     ),

@@ -26,7 +26,7 @@ from phalanx.cli.verbs import (
 )
 from phalanx.cli.verbs.bench import bench_app
 from phalanx.cli.verbs.changes import clone, settings
-from phalanx.cli.verbs.cost.anomalies import cost_app
+from phalanx.cli.verbs.cost.bills import cost_app
 from phalanx.cli.verbs.cost.budgets import budgets_app
 from phalanx.cli.verbs.cost.estimate import estimate
 from phalanx.cli.verbs.cost.prices import prices_app

@@ -12,6 +12,13 @@ import httpx
 from phalanx.schemas.api.cost import AdviceView, BudgetView, CostReport, SetBudgetRequest
 from phalanx.schemas.api.cost_prices import PriceRequest, PriceView, SetPricesRequest
 from phalanx.schemas.api.money.anomalies import AnomalyView
+from phalanx.schemas.api.money.bills import (
+    BillLineRequest,
+    BillView,
+    ImportBillRequest,
+    ImportedBillView,
+    ReconciliationView,
+)
 from phalanx.sdk.transport import V1, Transport
 
 
@@ -71,6 +78,29 @@ class CostCalls(Transport):
     def acknowledge(self, anomaly: int) -> AnomalyView:
         """Say that an anomaly was seen. Raises NotFound, and UserError for a closed one."""
         return self._post(f"{V1}/cost/anomalies/{anomaly}/ack", None, AnomalyView)
+
+    def bills(self) -> list[BillView]:
+        """All imported bills, by name."""
+        return self._get(f"{V1}/cost/bills", list[BillView])
+
+    def import_bill(self, name: str, lines: Sequence[BillLineRequest]) -> ImportedBillView:
+        """Add up to 1,000 lines to a bill, all or none; known lines count once.
+
+        Raises UserError, and Conflict for another line of a known id.
+        """
+        body = ImportBillRequest(lines=list(lines))
+        return self._post(f"{V1}/cost/bills/{quote(name, safe='')}", body, ImportedBillView)
+
+    def remove_bill(self, name: str) -> None:
+        """Remove a bill with its lines. Raises NotFound."""
+        self._delete(f"{V1}/cost/bills/{quote(name, safe='')}")
+
+    def reconcile(
+        self, month: str, *, by: Literal["month", "day"] = "month", tolerance: float = 1.0
+    ) -> ReconciliationView:
+        """Compare the bills of a month, such as `2026-11`, with the ledger; `tolerance` in percent."""
+        params = {"month": month, "by": by, "tolerance": tolerance}
+        return self._get(f"{V1}/cost/reconciliation", ReconciliationView, params)
 
     def prices(self, *, history: bool = False) -> list[PriceView]:
         """Prices that count now or later; with `history` also those that counted before."""

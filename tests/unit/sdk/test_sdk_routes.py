@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import cache
 
 import httpx
@@ -14,6 +15,7 @@ from phalanx.errors import ServerUnavailable
 from phalanx.schemas.api.cost import SetBudgetRequest
 from phalanx.schemas.api.cost_prices import PriceRequest
 from phalanx.schemas.api.jobs import ChangeRequest, CloneRequest, SubmitRequest
+from phalanx.schemas.api.money.bills import BillLineRequest
 from phalanx.schemas.api.schedules import PutScheduleRequest
 from phalanx.schemas.api.studies import (
     AskRequest,
@@ -50,6 +52,8 @@ from phalanx.server.routers import (
 
 pytestmark = pytest.mark.unit
 TICKET = RequestTicket(attempt=1, generation=0, request=2)
+AT = datetime(2026, 11, 1, tzinfo=UTC)
+BILLED = BillLineRequest(id="1", begin=AT, end=AT, kind="other", usd=1)
 CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "info": lambda c: c.info(),
     "measure": lambda c: c.measure(),
@@ -140,6 +144,10 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "costs.advice": lambda c: c.costs.advice(project="a"),
     "costs.anomalies": lambda c: c.costs.anomalies(state="all", limit=3),
     "costs.acknowledge": lambda c: c.costs.acknowledge(1),
+    "costs.bills": lambda c: c.costs.bills(),
+    "costs.import_bill": lambda c: c.costs.import_bill("a b", [BILLED]),
+    "costs.remove_bill": lambda c: c.costs.remove_bill("a b"),
+    "costs.reconcile": lambda c: c.costs.reconcile("2026-11", by="day", tolerance=2),
     "costs.prices": lambda c: c.costs.prices(history=True),
     "costs.set_prices": lambda c: c.costs.set_prices([PriceRequest(usd=1)]),
     "costs.budgets": lambda c: c.costs.budgets(),

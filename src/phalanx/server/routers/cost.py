@@ -15,10 +15,16 @@ from phalanx.errors import NotFound
 from phalanx.schemas.api.cost import AdviceView, BudgetView, CostReport, SetBudgetRequest
 from phalanx.schemas.api.cost_prices import PriceView, SetPricesRequest
 from phalanx.schemas.api.money.anomalies import AnomalyView
+from phalanx.schemas.api.money.bills import (
+    BillView,
+    ImportBillRequest,
+    ImportedBillView,
+    ReconciliationView,
+)
 from phalanx.server.access import Of, needs
 from phalanx.server.context import By, Here
 from phalanx.server.strict_requests import SearchText, StrictRoute
-from phalanx.services.cost import anomalies, budgets, prices
+from phalanx.services.cost import anomalies, bills, budgets, prices
 from phalanx.services.cost.advice import cost_advice
 from phalanx.services.cost.report import cost_report, day_of
 from phalanx.store.cost.rows import CostFilter
@@ -125,6 +131,45 @@ def acknowledge_anomaly(
 ) -> AnomalyView:
     """Say that an anomaly was seen; may be repeated. It is closed once a whole day is as expected."""
     return anomalies.acknowledge(here.platform, num, here.clock.now(), actor=caller.actor)
+
+
+_Bill = Annotated[
+    str, Path(min_length=1, max_length=128, pattern=r"^[^/\x00-\x1f]+$", description="Its name.")
+]
+
+
+@router.get("/bills", openapi_extra=needs(Permission.COSTS_MANAGE, Of.WHOLE))
+def get_bills(here: Here) -> list[BillView]:
+    """Imported bills of cloud providers."""
+    return bills.list_bills(here.platform)
+
+
+@router.post("/bills/{bill}", openapi_extra=needs(Permission.COSTS_MANAGE, Of.WHOLE))
+def post_bill(here: Here, caller: By, bill: _Bill, request: ImportBillRequest) -> ImportedBillView:
+    """Add lines to a bill, all or none; may be repeated: a line that is known counts once."""
+    now = here.clock.now()
+    return bills.import_lines(here.platform, bill, request.lines, now, actor=caller.actor)
+
+
+@router.delete(
+    "/bills/{bill}", status_code=204, openapi_extra=needs(Permission.COSTS_MANAGE, Of.WHOLE)
+)
+def delete_bill(here: Here, bill: _Bill) -> Response:
+    """Remove a bill with its lines."""
+    bills.remove_bill(here.platform, bill)
+    return Response(status_code=204)
+
+
+@router.get("/reconciliation", openapi_extra=needs(Permission.COSTS_MANAGE, Of.WHOLE))
+def get_reconciliation(
+    here: Here,
+    month: Annotated[str, Query(max_length=20, description="Such as 2026-11 (UTC).")],
+    by: Literal["month", "day"] = "month",
+    tolerance: Annotated[float, Query(ge=0, le=100, description="Percent that may differ.")] = 1.0,
+) -> ReconciliationView:
+    """The bills of a month beside the ledger, with the prices that would have given what was billed."""
+    now = here.clock.now()
+    return bills.reconcile(here.platform, month, now, by=by, tolerance_percent=tolerance)
 
 
 @router.get("/prices", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sqlalchemy import func, select
@@ -58,6 +58,14 @@ def sums(tx: Tx, by: str, wanted: CostFilter) -> dict[str, StorageTotals]:
         if value is not None:
             query = query.where(_HERE[name] == value)
     return {str(row[-1]): _totals(row) for row in tx.conn.execute(query)}
+
+
+def by_store(tx: Tx, first: int, last: int) -> Iterator[tuple[int, str, StorageTotals]]:
+    """The sums of the days from `first` to `last`, as (day, store, sum)."""
+    sums = [func.sum(_HERE[name]) for name in _AMOUNTS]
+    query = select(*sums, _HERE.day, _HERE.store).where(_HERE.day >= first, _HERE.day <= last)
+    for row in tx.conn.execute(query.group_by(_HERE.day, _HERE.store)):
+        yield int(row[-2]), row[-1], _totals(row)
 
 
 def takes(wanted: CostFilter, day: int | None, group: Group) -> bool:
