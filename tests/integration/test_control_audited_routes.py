@@ -20,6 +20,7 @@ from integration.rig import TOKEN, URL, Rig, ScriptedSupervisor, open_rig, sampl
 from phalanx.core.cost.anomalies import AnomalyKey, AnomalyScope
 from phalanx.core.cost.anomaly_life import AnomalyCause, AnomalyDay, AnomalyState, CostAnomaly
 from phalanx.core.tenancy.principals import HOME_CALLER
+from phalanx.schemas.wire.supervision import CheckpointReport
 from phalanx.server.access import AccessTable, Of
 from phalanx.server.app import create_app
 from phalanx.services.resources.credentials import open_session
@@ -146,6 +147,15 @@ def paused(stage: Stage) -> None:
     stage.call("POST", "/api/v1/jobs/1/stop", json={"goal": "pause"})
 
 
+def with_checkpoint(stage: Stage) -> None:
+    """A running job with a checkpoint in its folder on this machine."""
+    node = stage.running()
+    path = stage.rig.platform.home.checkpoints_dir / "default" / "j-1" / "step-00000005-00000005"
+    path.mkdir(parents=True)
+    at = node.now()
+    node.sync(CheckpointReport(seq=node.next_seq(), generation=0, step=5, path=str(path), at=at))
+
+
 @dataclass(frozen=True)
 class Change:
     """One successful request of a route: what has to be there before, its body, and its path."""
@@ -161,6 +171,7 @@ class Change:
 ACCOUNT = made(("POST", "/api/v1/accounts", {"name": "ada"}))
 GRANTED = made(("POST", "/api/v1/accounts", {"name": "ada"}), ("POST", "/api/v1/grants", GRANT))
 JOB_THERE = made(("POST", "/api/v1/jobs", JOB))
+JOB_ENDED = made(("POST", "/api/v1/jobs", JOB), ("POST", "/api/v1/jobs/{num}/stop", {}))
 SCHEDULE_THERE = made(("PUT", SCHEDULES, SCHEDULE))
 HELD = {"usd": 5}
 
@@ -196,6 +207,27 @@ CHANGES: dict[Call, Change] = {
     ("PATCH", "/api/v1/jobs/{num}"): Change(JOB_THERE, {"max_duration": "2h"}),
     ("POST", "/api/v1/jobs/{num}/stop"): Change(JOB_THERE, {}),
     ("POST", "/api/v1/jobs/{num}/resume"): Change(paused, {}),
+    ("POST", "/api/v1/jobs/{num}/archive"): Change(JOB_ENDED),
+    ("POST", "/api/v1/jobs/{num}/unarchive"): Change(
+        made(
+            ("POST", "/api/v1/jobs", JOB),
+            ("POST", "/api/v1/jobs/{num}/stop", {}),
+            ("POST", "/api/v1/jobs/{num}/archive", None),
+        )
+    ),
+    ("POST", "/api/v1/jobs/{num}/pin"): Change(JOB_THERE),
+    ("POST", "/api/v1/jobs/{num}/unpin"): Change(
+        made(("POST", "/api/v1/jobs", JOB), ("POST", "/api/v1/jobs/{num}/pin", None))
+    ),
+    ("DELETE", "/api/v1/jobs/{num}"): Change(JOB_ENDED, is_removal=True),
+    ("POST", "/api/v1/jobs/{num}/checkpoints/pin"): Change(with_checkpoint, {"checkpoint": "5"}),
+    ("POST", "/api/v1/jobs/{num}/checkpoints/unpin"): Change(
+        lambda stage: (
+            with_checkpoint(stage),
+            stage.call("POST", "/api/v1/jobs/1/checkpoints/pin", json={"checkpoint": "5"}),
+        ),
+        {"checkpoint": "5"},
+    ),
     ("POST", "/api/v1/jobs/{num}/stacks"): Change(running),
     ("POST", "/api/v1/jobs/{num}/saves"): Change(running),
     ("POST", "/api/v1/jobs/{num}/profiles"): Change(running, {}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,12 @@ from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, CheckpointUnav
 QUARANTINED = ".quarantined-"
 LARGEST_MANIFEST = 256 << 20  # bytes; 1 TB in chunks of 4 MB takes 10 MB
 DEEPEST_MANIFEST = 32
+PINS = "PINNED.json"
+"""The file that names the checkpoints of a folder which retention must not delete.
+
+The control plane writes it, and ranks read it each time before they delete checkpoints.
+"""
+_LARGEST_PINS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +193,39 @@ def is_bad(path: Path) -> str:
     return ""
 
 
+def read_pins(folder: Path) -> frozenset[str]:
+    """The names of pinned checkpoints; none where there is no such file.
+
+    Raises CheckpointUnavailable where it cannot be read: any checkpoint may be pinned then.
+    """
+    path = folder / PINS
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_PINS + 1)
+        names = json.loads(data) if len(data) <= _LARGEST_PINS else None
+    except (FileNotFoundError, NotADirectoryError):
+        return frozenset()
+    except (OSError, ValueError) as error:
+        raise CheckpointUnavailable(f"{path}: cannot be read: {error}") from error
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise CheckpointUnavailable(f"{path}: this is not a list of names")
+    return frozenset(names)
+
+
+def write_pins(folder: Path, names: Iterable[str]) -> None:
+    """Replace the names of pinned checkpoints. Raises OSError."""
+    wanted = sorted({one for one in names if is_checkpoint_name(one)})
+    path = folder / PINS
+    if not wanted and not path.exists():
+        return
+    partial = path.with_name(f"{PINS}.{os.getpid()}.tmp")
+    with partial.open("wb") as file:
+        file.write(json.dumps(wanted).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
 def list_checkpoints(store: Path) -> list[CommittedCheckpoint]:
     """Committed checkpoints with a sound manifest, newest first. Raises CheckpointUnavailable."""
     return list(scan(store).good)
@@ -290,7 +329,7 @@ def retain(
         manifests = {name: one.manifest for name, one in good.items()}
         if listing.unread or (head is not None and head not in good):
             return []
-        doomed = expired(manifests, keep, now, head)
+        doomed = expired(manifests, keep, now, head, pinned=read_pins(store))
         if not doomed:
             return []
         check(good[head or lineages(manifests)[0].name].path)

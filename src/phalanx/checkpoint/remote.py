@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -271,13 +271,20 @@ def remove(store: ObjectStore, name: str, files: Iterable[str]) -> None:
 
 
 def retain(
-    store: ObjectStore, listing: RemoteListing, keep: Keep, now: int, *, busy: Callable[[str], bool]
+    store: ObjectStore,
+    listing: RemoteListing,
+    keep: Keep,
+    now: int,
+    *,
+    busy: Callable[[str], bool],
+    pinned: Collection[str] = (),
 ) -> list[str]:
     """Delete checkpoints that `keep` does not retain, and debris unchanged for a day.
 
-    `busy`: whether an upload may be running. Returns the deleted names. `now`: microseconds UTC.
+    `busy`: whether an upload may be running. Those that are `pinned` stay. Returns the deleted names.
+    `now`: microseconds UTC.
     """
-    gone = [manifest.name for manifest in expired(listing.good, keep, now)]
+    gone = [manifest.name for manifest in expired(listing.good, keep, now, pinned=pinned)]
     # The store's clock may differ from ours: a day leaves a large margin.
     old = [
         name

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from phalanx.checkpoint.catalog import CommittedCheckpoint, scan
+from phalanx.checkpoint.catalog import CommittedCheckpoint, read_pins, scan
 from phalanx.checkpoint.remote import CheckpointUpload, RemoteListing, fetch, look, remove, retain
 from phalanx.checkpoint.remote_store import ObjectStore, brief, open_store
 from phalanx.checkpoint.store_first.requests import WITHOUT_REPLY, StoreFirstRequests
@@ -82,7 +82,8 @@ class Mirror:
         good = scan(self._local).good
         here = [one for one in good if is_of_job(one.manifest, self._job_uid)]
         both = {one.manifest.name: one.manifest for one in here} | dict(listing.good)
-        doomed = {manifest.name for manifest in expired(both, self._keep, self._clock.now())}
+        now, pinned = self._clock.now(), read_pins(self._local)
+        doomed = {manifest.name for manifest in expired(both, self._keep, now, pinned=pinned)}
         past = {*self._known, *doomed, *self._refused}
         return [one for one in here if one.manifest.name not in past]
 
@@ -97,9 +98,8 @@ class Mirror:
             self._upload(waiting[0], listing)
             return True
         here = {one.manifest.name for one in scan(self._local).good} - self._refused
-        for name in retain(
-            self._store, listing, self._keep, self._clock.now(), busy=here.__contains__
-        ):
+        now, busy, pinned = self._clock.now(), here.__contains__, read_pins(self._local)
+        for name in retain(self._store, listing, self._keep, now, busy=busy, pinned=pinned):
             self._emit({"event": "removed", "name": name})
         return False
 

@@ -33,6 +33,7 @@ from phalanx.cli.verbs.cost.prices import prices_app
 from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, quotas, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
+from phalanx.cli.verbs.retention import jobs as retention
 from phalanx.cli.verbs.secrets import secrets_app
 from phalanx.cli.verbs.studies.sweep import sweep_app
 from phalanx.cli.verbs.tenancy.accounts import grants_app, groups_app, users_app, whoami
@@ -121,6 +122,11 @@ for _verb, _panel in (
     (jobs.pause, _STEER),
     (jobs.resume, _STEER),
     (settings.update, _STEER),
+    (retention.archive, _STEER),
+    (retention.unarchive, _STEER),
+    (retention.pin, _STEER),
+    (retention.unpin, _STEER),
+    (retention.delete, _STEER),
     (login, _PLATFORM),
     (logout, _PLATFORM),
     (whoami, _PLATFORM),

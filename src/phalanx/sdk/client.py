@@ -39,6 +39,7 @@ from phalanx.sdk.accounts import AccountCalls
 from phalanx.sdk.cost import CostCalls
 from phalanx.sdk.jobs import JobCalls
 from phalanx.sdk.live import LiveCalls
+from phalanx.sdk.retention import RetentionCalls
 from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.secrets import SecretCalls
 from phalanx.sdk.studies import StudyCalls
@@ -51,7 +52,8 @@ class PhalanxClient(JobCalls):
 
     Those that follow jobs are methods of `client.live`, those about studies of `client.studies`, those
     about cost of `client.costs`, those about secrets of `client.secrets`, those about schedules of
-    `client.schedules`, those about job templates of `client.templates`.
+    `client.schedules`, those about job templates of `client.templates`, those about archived, pinned and
+    deleted jobs of `client.retention`.
 
     Args:
         url: Address of the server, such as `http://127.0.0.1:8080`.
@@ -93,6 +95,11 @@ class PhalanxClient(JobCalls):
     def templates(self) -> TemplateCalls:
         """The calls about job templates, on the same connection."""
         return TemplateCalls(self.url, self._http)
+
+    @cached_property
+    def retention(self) -> RetentionCalls:
+        """The calls about archived, pinned and deleted jobs, on the same connection."""
+        return RetentionCalls(self.url, self._http)
 
     @cached_property
     def secrets(self) -> SecretCalls:

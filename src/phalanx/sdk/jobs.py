@@ -99,6 +99,7 @@ class JobCalls(Transport):
 
         `cursor` is that of the page before. `filters` are the others of the route `GET /api/v1/jobs`, such
         as `project`, `owner`, `name` (with `*`), `framework`, `pool` and `submitted_from`.
+        Archived jobs are left out unless `archived` is `include` or `only`.
         """
         wanted = {
             **filters,

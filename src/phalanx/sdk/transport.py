@@ -222,6 +222,11 @@ class Transport:
     def _delete(self, path: str) -> None:
         raise_for(self._send("DELETE", path))
 
+    def _delete_with_answer(self, path: str, model: type[M], params: Mapping[str, str]) -> M:
+        response = self._send("DELETE", path, params=params)
+        raise_for(response)
+        return read(model, response)
+
     def _send(self, method: str, path: str, **rest: Any) -> httpx.Response:
         try:
             return self._http.request(method, path, **rest)

@@ -58,13 +58,14 @@ from phalanx.server.settings import (
     Settings,
     base_environment,
     read_settings,
+    store_environment,
 )
 from phalanx.server.sync_batches import SyncBatches
 from phalanx.server.tls import Certificate, keep_valid, over
 from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.lifecycle.numbers import continue_numbers
 from phalanx.services.login.provider import IdentityProvider
-from phalanx.services.platform import Clusters, NoClusters, Platform
+from phalanx.services.platform import Clusters, NoClusters, Platform, RetentionRules
 from phalanx.services.resources.pools import apply_pools
 from phalanx.services.secret_managers.references import SecretSource, SecretSources
 from phalanx.services.secret_managers.vault import VaultSource
@@ -156,6 +157,9 @@ def build_context(  # noqa: PLR0913
             base_env=base_environment(),
             contact_lost_after_s=settings.contact_lost_after_s,
             log_limit=settings.retention.log_bytes_per_job,
+            retention=RetentionRules(
+                stores=settings.retention.stores, store_env=store_environment()
+            ),
             policy=policy_of(settings.scheduler),
             sampler=sampler or SamplerWorker(),
             clusters=clusters or NoClusters(),

@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from phalanx.checkpoint.encryption import parse_keys
+from phalanx.checkpoint.removal.far import VARIABLES
 from phalanx.core.cost.anomalies import AnomalyLimits
 from phalanx.core.cost.prices import HOUR_US, NANO
 from phalanx.core.scheduling import DEFAULT_POLICY, PlannerConfig
@@ -390,6 +391,11 @@ class RetentionSettings(SettingsGroup):
         "the first eighth is deleted, the oldest first, and its place shows the number of bytes.",
     )
     tick_s: float = Field(default=600.0, gt=0, description="Interval between retention sweeps.")
+    stores: tuple[str, ...] | None = Field(
+        default=None,
+        description="Prefixes of object stores in which the control plane may delete the checkpoints of "
+        'deleted jobs, as JSON: `["s3://team/"]`. Absent: every store that a job names.',
+    )
 
 
 class ApiSettings(SettingsGroup):
@@ -620,6 +626,12 @@ def _variable(parts: Iterable[int | str]) -> str:
 
 _LOCALE = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
 _KEPT = (*_LOCALE, "HOME", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER")
+
+
+def store_environment() -> dict[str, str]:
+    """The variables of this process that configure the clients of object stores."""
+    named = sorted(os.environ)  # noqa: TID251
+    return {name: os.environ[name] for name in named if name.startswith(VARIABLES)}  # noqa: TID251
 
 
 def base_environment() -> dict[str, str]:

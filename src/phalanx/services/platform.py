@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from phalanx.core.gang.placement import Node
+from phalanx.core.retention.policy import RetentionPeriods
 from phalanx.core.scheduling import EmptyClusters
 from phalanx.errors import NotSupported
 from phalanx.executors.protocol import Executor
@@ -75,6 +76,15 @@ class NoClusters:
 
 
 @dataclass(frozen=True, slots=True)
+class RetentionRules:
+    """How long data is kept by default, and how the control plane reaches object stores to delete."""
+
+    periods: RetentionPeriods = field(default_factory=RetentionPeriods)
+    stores: tuple[str, ...] | None = None  # prefixes that it may delete in; None: any
+    store_env: Mapping[str, str] = field(default_factory=dict, repr=False)  # its own credentials
+
+
+@dataclass(frozen=True, slots=True)
 class Platform:
     """The store, the executor and the constants of one control plane process.
 
@@ -94,6 +104,7 @@ class Platform:
     base_env: Mapping[str, str] = field(default_factory=dict)  # base environment of `submit` jobs
     contact_lost_after_s: float = 480.0  # silence before a supervisor is lost
     log_limit: int | None = None  # bytes of output stored of one job; None: any number
+    retention: RetentionRules = field(default_factory=RetentionRules)  # periods by default
     policy: PlanningPolicy = field(default_factory=PlanningPolicy)  # until another one is stored
     scheduler_cache: SchedulerCache = field(default_factory=SchedulerCache, compare=False)  # cache
     studies: StudyCache = field(default_factory=StudyCache, compare=False)  # studies in memory

@@ -23,7 +23,10 @@ from phalanx.store.tables import events, jobs
 
 EVENT_VERSION = 1
 NOTES = frozenset(
-    {"warned", "restored", "stacks", "guarded", "profiled", "save_begun", "cloned", "templated"}
+    {
+        *("warned", "restored", "stacks", "guarded", "profiled", "save_begun", "cloned"),
+        *("templated", "archived", "unarchived", "pinned", "unpinned", "expired"),
+    }
 )
 _INSERT = events.insert()
 _LAST_FEED = select(func.max(events.c.feed))

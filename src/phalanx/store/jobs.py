@@ -16,9 +16,11 @@ from phalanx.core.jobs.model import HOLDING, TERMINAL, Job, JobPolicy, JobState
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import NotFound, StaleRow
 from phalanx.kit.text import job_label
+from phalanx.kit.units import to_rfc3339
 from phalanx.store.database import Tx, columns_of, read, take_numbers
 from phalanx.store.engines.many_rows import JsonText, run_many, to_json
 from phalanx.store.index import listing
+from phalanx.store.schema.retention import deleted_jobs
 from phalanx.store.tables import job_labels, jobs
 
 _BATCH = 500
@@ -40,6 +42,7 @@ _SAVE = (
 _FIND = select(jobs).where(jobs.c.num == bindparam("_num"))
 _FIND_LOCKED = _FIND.with_for_update()
 _PLACE = select(jobs.c.project, jobs.c.owner).where(jobs.c.num == bindparam("_num"))
+_DELETED = select(deleted_jobs).where(deleted_jobs.c.job == bindparam("_num"))
 _VERSION = select(jobs.c.version).where(jobs.c.num == bindparam("_num"))
 _VERSION_LOCKED = _VERSION.with_for_update()
 _VERSIONS_OF = (
@@ -240,13 +243,25 @@ def load(tx: Tx, num: int, *, lock: bool = True) -> StoredJob:
     """Read one job as `find` does. Raises NotFound."""
     stored = find(tx, num, lock=lock)
     if stored is None:
-        raise NotFound(f"there is no job {job_label(num)}", "`phalanx ps` lists the jobs")
+        raise _not_found(tx, num)
     return stored
 
 
+def _not_found(tx: Tx, num: int) -> NotFound:
+    """The error for a job that does not exist, or not any more."""
+    row = tx.conn.execute(_DELETED, {"_num": num}).one_or_none()
+    if row is None:
+        return NotFound(f"there is no job {job_label(num)}", "`phalanx ps` lists the jobs")
+    return NotFound(
+        f"{job_label(num)} ({row.name}) was deleted by {row.deleted_by} at {to_rfc3339(row.deleted_at)}"
+    )
+
+
 def place_of(tx: Tx, num: int) -> tuple[str, str] | None:
-    """The project and the owner of a job; None for one that does not exist."""
+    """The project and the owner of a job, also of a deleted one; None for one that never existed."""
     row = tx.conn.execute(_PLACE, {"_num": num}).one_or_none()
+    if row is None:
+        row = tx.conn.execute(_DELETED, {"_num": num}).one_or_none()
     return None if row is None else (row.project, row.owner)
 
 

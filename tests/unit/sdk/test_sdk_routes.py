@@ -30,6 +30,7 @@ from phalanx.sdk import PhalanxClient
 from phalanx.sdk.accounts import AccountCalls
 from phalanx.sdk.cost import CostCalls
 from phalanx.sdk.live import LiveCalls
+from phalanx.sdk.retention import RetentionCalls
 from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.templates import TemplateCalls
@@ -43,6 +44,7 @@ from phalanx.server.routers import (
     logins,
     platform,
     resources,
+    retention,
     schedules,
     studies,
     telemetry,
@@ -101,6 +103,13 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "set_scheduler_policy": lambda c: c.set_scheduler_policy("fair"),
     "reset_scheduler_policy": lambda c: c.reset_scheduler_policy(),
     "why": lambda c: c.why(1),
+    "retention.archive": lambda c: c.retention.archive(1),
+    "retention.unarchive": lambda c: c.retention.unarchive(1),
+    "retention.pin": lambda c: c.retention.pin(1),
+    "retention.unpin": lambda c: c.retention.unpin(1),
+    "retention.delete": lambda c: c.retention.delete(1, dry_run=True),
+    "retention.pin_checkpoint": lambda c: c.retention.pin_checkpoint(1, "latest"),
+    "retention.unpin_checkpoint": lambda c: c.retention.unpin_checkpoint(1, "latest"),
     "tokens": lambda c: c.tokens(),
     "create_token": lambda c: c.create_token("a", ["read"]),
     "rotate_token": lambda c: c.rotate_token("a"),
@@ -190,6 +199,7 @@ def routes() -> dict[tuple[str, str], set[str]]:
         accounts,
         audit,
         logins,
+        retention,
         schedules,
         templates,
     )
@@ -233,6 +243,7 @@ def test_the_table_names_every_method() -> None:
         "costs",
         "is_healthy",
         "live",
+        "retention",
         "schedules",
         "secrets",
         "studies",
@@ -241,6 +252,7 @@ def test_the_table_names_every_method() -> None:
     calls = {f"studies.{name}" for name in set(dir(StudyCalls)) - set(dir(Transport))}
     calls |= {f"costs.{name}" for name in set(dir(CostCalls)) - set(dir(Transport))}
     calls |= {f"live.{name}" for name in dir(LiveCalls) if name.startswith("f")}
+    calls |= {f"retention.{name}" for name in set(dir(RetentionCalls)) - set(dir(Transport))}
     calls |= {f"schedules.{name}" for name in set(dir(ScheduleCalls)) - set(dir(Transport))}
     calls |= {f"templates.{name}" for name in set(dir(TemplateCalls)) - set(dir(Transport))}
     calls |= {f"accounts.{name}" for name in set(dir(AccountCalls)) - set(dir(Transport))}

@@ -6,7 +6,7 @@ nothing: its ranks may run on after the platform gave them up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from phalanx.checkpoint.remote import (
     RemoteListing,
@@ -75,13 +75,20 @@ def abandon(store: ObjectStore, name: str) -> None:
 
 
 def retire(
-    store: ObjectStore, known: RemoteListing, order: Order, keep: Keep, now: int, head: str
+    store: ObjectStore,
+    known: RemoteListing,
+    order: Order,
+    keep: Keep,
+    now: int,
+    head: str,
+    pinned: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Delete what `keep` does not retain; returns the names. `now`: microseconds UTC.
 
-    `head` is the checkpoint from which training continues; without it nothing is deleted.
+    `head` is the checkpoint from which training continues; without it nothing is deleted. Those that are
+    `pinned` stay.
     """
-    gone = expired(known.good, keep, now, head) if head in known.good else []
+    gone = expired(known.good, keep, now, head, pinned=pinned) if head in known.good else []
     if gone:
         _require_newest(store, order)
     for manifest in gone:

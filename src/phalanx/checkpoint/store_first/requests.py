@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from phalanx.checkpoint.catalog import read_manifest
+from phalanx.checkpoint.catalog import read_manifest, read_pins
 from phalanx.checkpoint.remote import CheckpointUpload, RemoteListing, look
 from phalanx.checkpoint.remote_store import ObjectStore
 from phalanx.checkpoint.store_first import operations
@@ -105,12 +105,13 @@ class StoreFirstRequests:
         """Retention goes on behind the training; it costs a warning where it fails."""
         listing: RemoteListing = look(self._store, self._known)
         self._known = listing.good
-        now = self._clock.now()
+        now, head = self._clock.now(), request["head"]
         try:
+            pinned = read_pins(self._local)
             gone = operations.retire(
-                self._store, listing, self._order, self._keep, now, request["head"]
+                self._store, listing, self._order, self._keep, now, head, pinned
             )
-        except UserError as error:
+        except (UserError, CheckpointUnavailable) as error:
             self._emit({"event": "warn", "message": f"old checkpoints stay: {error.message}"})
             return
         for name in gone:

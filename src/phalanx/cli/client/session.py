@@ -127,7 +127,7 @@ def job_numbers(client: PhalanxClient, names: Sequence[str]) -> list[int]:
         if match is None:
             found.append(job_number(name))
             continue
-        page = client.jobs(array=int(match[1]), limit=1000)
+        page = client.jobs(array=int(match[1]), archived="include", limit=1000)
         nums = [one.num for one in page.jobs if match[2] in (None, str(one.array_index))]
         if not nums:
             raise NotFound(f"there is no array or element {name}", "`phalanx ps -a` lists all jobs")

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from phalanx.schemas.api.telemetry import RequestTicket, SaveView
     from phalanx.sdk import PhalanxClient
 
-_ACTIONS = ("save", "list", "show", "verify", "rm", "scrub", "export")
+_ACTIONS = ("save", "list", "show", "verify", "rm", "scrub", "export", "pin", "unpin")
+_ON_JOBS = ("save", "pin", "unpin")
 _POLL_S = 20.0
 
 
@@ -38,7 +39,8 @@ def checkpoints(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="JOB | save JOB... | list WHERE | show WHERE | verify WHERE... | rm WHERE..."
+            metavar="JOB | save JOB... | pin JOB CHECKPOINT"
+            " | unpin JOB CHECKPOINT | list WHERE | show WHERE | verify WHERE... | rm WHERE..."
             " | scrub WHERE... | export WHERE OUT",
             help="WHERE is a path, j-12, j-12/step-…, or a URL such as s3://bucket/prefix.",
         ),
@@ -57,8 +59,9 @@ def checkpoints(
     ] = "10m",
     json: AsJson = False,
 ) -> None:
-    """List the checkpoints of a job; or save, list, show, verify, remove, scrub and export checkpoints.
+    """List the checkpoints of a job; or save, pin, list, show, verify, remove, scrub and export them.
 
+    `pin` keeps a checkpoint (latest, best, a step or its name) until it is unpinned.
     `save` has a running job save at the end of its step, and waits until the checkpoint is committed.
     `verify` reads every byte, and with a key also decrypts. `scrub` quarantines checkpoints that do not
     match their digests. `export` writes the weights to OUT, model.safetensors or model.pt. When WHERE
@@ -75,9 +78,9 @@ def checkpoints(
         return
     if not rest:
         raise UserError(f"checkpoints {action}: no path was given", f"write {action} WHERE")
-    if action == "save":
+    if action in _ON_JOBS:
         wait_s = options.duration("--wait", wait) or 0.0
-        _save_now(ctx.obj, [job_number(word) for word in rest], wait_s, json)
+        _on_jobs(ctx.obj, action, rest, wait_s, json)
         return
     if action == "export" and len(rest) != 2:
         said = "checkpoints export needs a checkpoint and an output file"
@@ -126,6 +129,7 @@ def _of_job(session: Session, job: str, json: bool) -> None:
         "STATE": lambda one: one.state,
         "COPY": _copy,
         "BEST": lambda one: "best" if one.is_best else None,
+        "PINNED": lambda one: "pinned" if one.is_pinned else None,
         "AGE": lambda one: output.ago(one.created_at),
         "PATH": lambda one: one.path,
     }
@@ -134,6 +138,29 @@ def _of_job(session: Session, job: str, json: bool) -> None:
         return
     if copies := copies_of(view):
         output.note(f"copies: phalanx checkpoints list {copies}")
+
+
+def _on_jobs(session: Session, action: str, words: list[str], wait_s: float, json: bool) -> None:
+    """The actions that a control plane does."""
+    if action == "save":
+        _save_now(session, [job_number(word) for word in words], wait_s, json)
+    else:
+        _pin(session, action, words)
+
+
+def _pin(session: Session, action: str, words: list[str]) -> None:
+    """Pin or unpin one checkpoint of a job."""
+    if len(words) != 2:
+        said = f"checkpoints {action} needs a job and a checkpoint"
+        raise UserError(said, f"write {action} JOB latest, or best, a step or a name")
+    num = job_number(words[0])
+    with session.client() as client:
+        change = (
+            client.retention.pin_checkpoint
+            if action == "pin"
+            else client.retention.unpin_checkpoint
+        )
+        print(f"{change(num, words[1]).path} {action}ned")
 
 
 def _save_now(session: Session, jobs: list[int], wait_s: float, json: bool) -> None:

@@ -82,6 +82,10 @@ def ps(  # noqa: PLR0913 (one parameter for each filter)
     pool: PlacedIn = None,
     since: Since = None,
     where: Filters = None,
+    archived: Annotated[bool, typer.Option("--archived", help="Only archived jobs.")] = False,
+    all_archived: Annotated[
+        bool, typer.Option("--all-archived", help="Archived jobs beside the others.")
+    ] = False,
     sort: Sort = None,
     cursor: Annotated[str | None, typer.Option(help="Continue behind an earlier page.")] = None,
     limit: Annotated[
@@ -100,6 +104,7 @@ def ps(  # noqa: PLR0913 (one parameter for each filter)
         "pool": pool,
         "submitted_from": _moment_before(since),
         "cursor": cursor,
+        "archived": "only" if archived else "include" if all_archived else None,
     }
     for key, value in parse_filters(where or (), _now()).items():
         if given.get(key):
@@ -191,7 +196,7 @@ def show(
 def _show_array(client: PhalanxClient, nums: Sequence[int], json: bool) -> None:
     """Show the elements of an array, in the order of their indices."""
     array = client.job(nums[0]).array
-    views = client.jobs(array=array, limit=1000).jobs[::-1]
+    views = client.jobs(array=array, archived="include", limit=1000).jobs[::-1]
     columns = {
         "ELEMENT": lambda job: f"a-{job.array}_{job.array_index}",
         "JOB": lambda job: job.label,
@@ -243,6 +248,8 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
         ("speed", f"{progress.steps_per_s:.3g} steps/s" if progress.steps_per_s else None),
         ("metrics", metrics),
         ("ran", output.lasted(view.started_at, view.ended_at)),
+        ("archived", None if view.archived_at is None else output.moment(view.archived_at)),
+        ("pinned", _pin(view)),
         ("restarts", _restarts(view)),
         ("lineage", None if lineage is None else _lineage(lineage)),
         ("cost", _cost(view)),
@@ -252,6 +259,13 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
         ("folder", view.directory),
         ("url", view.url),
     ]
+
+
+def _pin(view: JobView) -> str | None:
+    """When a job was pinned, and by what."""
+    if view.pinned_at is None:
+        return None
+    return f"{output.moment(view.pinned_at)}, by {view.pinned_by}"
 
 
 def _cost(view: JobView) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -381,12 +381,14 @@ def expired(
     head: str | None = None,
     *,
     keep_targets: bool = True,
+    pinned: Collection[str] = (),
 ) -> list[Manifest]:
     """The checkpoints that `keep` does not retain, oldest first.
 
     Never the head (by default what a resume would take), and never a checkpoint that it does not replace:
-    one of another line, or one with more steps. With `keep_targets` also none that a trial made at its
-    target: other trials may begin from it. Of several checkpoints of one step the newest counts.
+    one of another line, or one with more steps. None that is `pinned`, by its name. With `keep_targets`
+    also none that a trial made at its target: other trials may begin from it. Of several checkpoints of
+    one step the newest counts.
     `now` (microseconds UTC) is what ages are counted from; without it nothing is too old.
     """
     if (keep.last is None and keep.age_s is None) or not manifests:
@@ -418,7 +420,7 @@ def expired(
     if keep.age_s is not None:
         oldest = -math.inf if now is None else now - keep.age_s * 1e6
         kept |= {m.name for m in steps if m.created_at >= oldest}
-    return [m for m in reversed(newest_first) if m.name not in kept]
+    return [m for m in reversed(newest_first) if m.name not in kept and m.name not in pinned]
 
 
 def expired_targets(

@@ -1,4 +1,4 @@
-"""Bodies about jobs: submission, state, events, checkpoints and stop requests."""
+"""Bodies about jobs: submission, state, events, checkpoints, stop requests and deletion."""
 
 from __future__ import annotations
 
@@ -261,6 +261,9 @@ class JobView(ResponseBody):
     started_at: At | None = None
     ended_at: At | None = None
     stop_deadline_at: At | None = None
+    archived_at: At | None = None
+    pinned_at: At | None = None
+    pinned_by: str | None = None
     failure: FailureView | None = None
     progress: ProgressView = Field(default_factory=ProgressView)
     ranks: list[RankView] = Field(default_factory=list)
@@ -354,6 +357,9 @@ class JobsQuery(RequestBody):
     started_to: At | None = None
     ended_from: At | None = None
     ended_to: At | None = None
+    archived: Annotated[
+        Literal["exclude", "only", "include"], Field(description="Archived jobs are left out.")
+    ] = "exclude"
     sort: Annotated[
         ShortText,
         Field(description="num, name, submitted_at, …; with `-` in front, the largest first"),
@@ -425,6 +431,7 @@ class CheckpointView(ResponseBody):
     copy_bytes: int | None = None
     copied_at: At | None = None
     is_best: bool = False
+    is_pinned: bool = False  # by a user
 
 
 class ChangeRequest(RequestBody):
@@ -468,6 +475,74 @@ class ResumeRequest(RequestBody):
     """`begin_anew`: start without the checkpoints that the job has; they are kept."""
 
     begin_anew: bool = False
+
+
+class DataSize(ResponseBody):
+    """How much there is of one kind of data: logs, metrics, checkpoints, code or jobs.
+
+    `num_bytes` is 0 where the size of the kind is not counted.
+    """
+
+    kind: str
+    items: int
+    num_bytes: int
+
+
+class HoldView(ResponseBody):
+    """What keeps a job from being deleted.
+
+    `hold` is one of live, leaving, pinned, checkpoint_pinned, study, forked and awaited.
+    """
+
+    hold: str
+    message: str
+    hint: str
+
+
+class DeletionView(ResponseBody):
+    """A job that is deleted, or with `dry_run` would be; `in_the_way` says why it would not."""
+
+    num: int
+    label: str
+    name: str
+    project: str
+    sizes: list[DataSize] = Field(default_factory=list)
+    in_the_way: list[HoldView] = Field(default_factory=list)
+
+
+class PinRequest(RequestBody):
+    """A checkpoint of a job: `latest`, `best`, a step, the name of its folder or its path."""
+
+    checkpoint: Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class PinView(ResponseBody):
+    """A checkpoint, and whether it is pinned now."""
+
+    path: str
+    pinned: bool
+
+
+class OpenDeletionView(ResponseBody):
+    """A deleted job of which something is left, such as copies in a store that does not answer."""
+
+    label: str
+    name: str
+    project: str
+    deleted_by: str
+    deleted_at: At
+    tries: int
+    next_try_at: At
+    error: str | None = None
+
+
+class RemovedView(ResponseBody):
+    """How much of one kind of data was deleted since the database was made, by cause."""
+
+    kind: str
+    cause: str  # request or retention
+    items: int
+    num_bytes: int
 
 
 SubmitResponse.model_rebuild()

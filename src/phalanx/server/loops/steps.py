@@ -23,6 +23,7 @@ from phalanx.services.planning.scaling import scaling_step
 from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.services.platform import Platform
 from phalanx.services.quotas.usage import quotas_step
+from phalanx.services.retention.work import deletions_step
 from phalanx.services.schedules.fire import schedules_step
 from phalanx.services.studies.step import studies_step
 from phalanx.services.studies.suggestions import suggestions_step
@@ -30,6 +31,7 @@ from phalanx.services.studies.target_checkpoints import TargetProgress, target_r
 from phalanx.services.timekeeping import Timekeeper
 from phalanx.store import outbox
 from phalanx.store.cost.budgets import BUDGETS
+from phalanx.store.retention.deletions import DELETIONS
 from phalanx.store.schedules.rows import SCHEDULES
 from phalanx.store.studies.commands import STUDY_COMMANDS, SUGGESTIONS
 from phalanx.store.studies.trial_reports import TRIAL_REPORTS
@@ -200,8 +202,8 @@ def _us_of(duration_s: float) -> int:
     return round(duration_s * 1e6)
 
 
-def _retention_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ServiceLoop]:
-    """Expired data, and checkpoints that trials made at their targets."""
+def _retention_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
+    """Expired data, checkpoints that trials made at their targets, and what is left of deleted jobs."""
     retention = context.settings.retention
     progress, targets = RetentionProgress(retention.logs, retention.metrics), TargetProgress()
 
@@ -215,4 +217,11 @@ def _retention_loops(context: Context, platform: Platform) -> tuple[ServiceLoop,
         ServiceLoop("retention", expire, (), retention.tick_s, needed=False),
         # On its own: a network disk that does not answer must not stop the other one.
         ServiceLoop("target checkpoints", expire_targets, (), retention.tick_s, needed=False),
+        ServiceLoop(
+            "deletions",
+            partial(deletions_step, platform),
+            (DELETIONS,),
+            retention.tick_s,
+            needed=False,
+        ),
     )

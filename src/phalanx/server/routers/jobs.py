@@ -111,6 +111,7 @@ def get_jobs(here: Here, by: By, query: Annotated[JobsQuery, Query()]) -> JobPag
         labels=tuple(_label(one) for one in query.label),
         projects=by.projects(Permission.JOBS_READ),
         ranges=tuple(_ranges(query)),
+        archived=_ARCHIVED[query.archived],
         **query.model_dump(include=SAME_NAMES),
     )
     order = Order.parse(query.sort)
@@ -140,6 +141,9 @@ def _stored(name: str, value: float | Decimal | None) -> float | None:
     if value is None or name != "usd":
         return None if value is None else float(value)
     return int(value * NANO)
+
+
+_ARCHIVED = {"exclude": False, "only": True, "include": None}
 
 
 def _micros(at: datetime | None) -> int | None:

@@ -77,6 +77,8 @@ def clone(
     told = {"job": num, "checkpoint": None if source is None else source.path}
 
     def store(tx: Tx) -> int:
+        if source is not None:
+            jobs.load(tx, num)  # locks the row: a deletion sees the new job, or this finds none
         made = store_prepared(platform, tx, prepared, now)
         commit_events(tx, made, [Note(NOTE, 0, 0, told)], now, by.actor)
         return made

@@ -44,12 +44,15 @@ def unused_since(home: HomeLayout, before_s: float) -> list[str]:
     )
 
 
-def remove(home: HomeLayout, digest: str, before_s: float) -> None:
-    """Delete an archive unless it has been requested since `before_s`."""
+def remove(home: HomeLayout, digest: str, before_s: float) -> int:
+    """Delete an archive unless it has been requested since `before_s`; returns the bytes deleted."""
     path = archive_path(home, digest)
     with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_mtime < before_s:
+        found = path.stat()
+        if found.st_mtime < before_s:
             path.unlink()
+            return found.st_size
+    return 0
 
 
 def holds(home: HomeLayout, digest: str, name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,9 @@ from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFacts, StoredJob
 from phalanx.store.listings.jobs import NEWEST, JobFilter, ListedFacts, Order, beside, page
+from phalanx.store.retention import marks
+from phalanx.store.retention.marks import JobMark, MarkKind
+from phalanx.store.studies import checkpoint_pins
 from phalanx.store.supervisors import SupervisorRow
 from phalanx.store.telemetry import MetricChunk
 from phalanx.store.workflow import dependencies
@@ -143,6 +146,8 @@ def list_jobs(
         shown = [
             _brief(platform, one.stored, rows.get(one.num, []), one.beside) for one in found.jobs
         ]
+        marked = marks.of_jobs(tx, [one.num for one in shown])
+        shown = [_marked(one, marked.get(one.num, {})) for one in shown]
         return JobPage(jobs=shown, cursor=found.cursor)
 
     return platform.store.view(work)
@@ -186,12 +191,13 @@ def last_events(platform: Platform, num: int, count: int) -> list[EventView]:
 def list_checkpoints(platform: Platform, num: int) -> list[CheckpointView]:
     """A job's checkpoints, oldest first. Raises NotFound."""
 
-    def work(tx: Tx) -> tuple[StoredJob, list[lineage.CheckpointRow], bool]:
+    def work(tx: Tx) -> tuple[StoredJob, list[lineage.CheckpointRow], bool, set[str]]:
         stored = jobs.load(tx, num)
         local = presence.on_this_machine(tx, num, stored.job.attempts)
-        return stored, lineage.checkpoints_of(tx, num), local
+        pins = checkpoint_pins.pinned_by_users(tx, num)
+        return stored, lineage.checkpoints_of(tx, num), local, pins
 
-    stored, rows, local = platform.store.view(work)
+    stored, rows, local, pins = platform.store.view(work)
     gone = _gone(platform, stored, rows) if local else frozenset()
     rows = [replace(row, state=MISSING) if row.path in gone else row for row in rows]
     best = best_path(rows, stored.facts.spec)
@@ -202,6 +208,7 @@ def list_checkpoints(platform: Platform, num: int) -> list[CheckpointView]:
             near="://" not in row.path,
             copied_at=at_or_none(row.copied_at),
             is_best=row.path == best,
+            is_pinned=row.path in pins,
         )
         for row in rows
     ]
@@ -247,7 +254,8 @@ def _detailed(platform: Platform, tx: Tx, num: int) -> JobView:
     rows: list[SupervisorRow] = []
     if job.attempt is not None:
         rows = supervisors.of_attempt(tx, num, job.attempt.num)
-    return _brief(platform, stored, rows, beside(tx, [num]).get(num)).model_copy(
+    brief = _brief(platform, stored, rows, beside(tx, [num]).get(num))
+    return _marked(brief, marks.of_job(tx, num)).model_copy(
         update={
             "ranks": [] if job.attempt is None else _ranks(job.attempt, rows, stored),
             "nodes": [] if job.attempt is None else _nodes(job.attempt, rows),
@@ -259,6 +267,20 @@ def _detailed(platform: Platform, tx: Tx, num: int) -> JobView:
             "code": facts.code_digest,
             "directory": str(platform.home.job_dir(num)),
             "checkpoint_dir": str(checkpoint_dir(platform.home, facts.project, num)),
+        }
+    )
+
+
+def _marked(view: JobView, found: Mapping[MarkKind, JobMark]) -> JobView:
+    """A view with the marks of its job: whether it is archived or pinned."""
+    if not found:
+        return view
+    archived, pinned = found.get(MarkKind.ARCHIVED), found.get(MarkKind.PINNED)
+    return view.model_copy(
+        update={
+            "archived_at": at_or_none(None if archived is None else archived.at),
+            "pinned_at": at_or_none(None if pinned is None else pinned.at),
+            "pinned_by": None if pinned is None else pinned.by,
         }
     )
 

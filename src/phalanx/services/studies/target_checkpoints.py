@@ -15,7 +15,7 @@ from pathlib import Path
 from phalanx import checkpoint
 from phalanx.core.search.model import TRIAL_OVER
 from phalanx.core.training.checkpoints import Keep, expired_targets, lineages
-from phalanx.errors import PlatformError
+from phalanx.errors import NotFound, PlatformError
 from phalanx.services.lifecycle.assignments import checkpoint_dir, contract_of
 from phalanx.services.platform import Platform
 from phalanx.store import jobs
@@ -77,6 +77,9 @@ def _look_at(platform: Platform, progress: TargetProgress, num: int, now: int) -
         found = platform.store.view(lambda tx: _load(platform, tx, num))
         if found is not None and found != progress.jobs[num]:
             _delete(platform, found, now)
+    except NotFound:
+        del progress.jobs[num]  # the job was deleted
+        return
     except (PlatformError, OSError):
         progress.jobs[num] = None  # the folder cannot be read now
         return

@@ -17,12 +17,14 @@ from phalanx.errors import UserError
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob, load_brief
 from phalanx.store.schema.listings import job_listing
+from phalanx.store.schema.retention import job_marks
 from phalanx.store.tables import job_labels
 
 _HERE = job_listing.c
 # Smaller than any value of the columns that may be missing.
 _NOTHING = text("-1")
 _LEAST = text("-1.7976931348623157e308")
+_ARCHIVED = select(job_marks.c.job).where(job_marks.c.kind == "archived")
 NUM = "num"
 _WORDS = ("name", "project", "owner", "state", "reason", "cause", "framework", "kind", "pool")
 _SORTED_WORDS = (*_WORDS, "slot_type", "image")
@@ -94,6 +96,7 @@ class JobFilter:
     trials: bool | None = None  # whether the job is of a trial
     array: int | None = None  # number of the first job of an array
     ranges: tuple[ListingRange, ...] = ()  # all of these
+    archived: bool | None = None  # archived ones alone, or none of them; None: both
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +219,9 @@ def _filtered(query: Select[Any], wanted: JobFilter) -> Select[Any]:
     if wanted.trials is not None:
         terms.append(_HERE.study.is_not(None) if wanted.trials else _HERE.study.is_(None))
     terms += [term for one in wanted.ranges for term in _within(one)]
+    if wanted.archived is not None:
+        marked = _HERE.num.in_(_ARCHIVED)
+        terms.append(marked if wanted.archived else ~marked)
     for name, value in wanted.labels:
         same = and_(job_labels.c.name == name, job_labels.c.value == value)
         terms.append(_HERE.num.in_(select(job_labels.c.job).where(same)))

@@ -3,7 +3,7 @@
 `metadata` has every table here: what makes or copies a database takes it from this package.
 """
 
-from phalanx.store.schema import listings, money, storage
+from phalanx.store.schema import listings, money, retention, storage
 from phalanx.store.tables import metadata
 
-__all__ = ["listings", "metadata", "money", "storage"]
+__all__ = ["listings", "metadata", "money", "retention", "storage"]

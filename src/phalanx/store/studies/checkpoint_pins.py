@@ -86,3 +86,22 @@ def mark_removed(tx: Tx, job: int, paths: Sequence[str]) -> list[str]:
         same = (there.job == job) & there.path.in_(free)
         tx.conn.execute(checkpoints.update().where(same).values(state="removed"))
     return free
+
+
+def is_of_study(by: str) -> bool:
+    """Whether a study set a pin, by its label such as `s-3`; ids of users have a colon."""
+    return by.startswith("s-") and by.removeprefix("s-").isdecimal()
+
+
+def pinned_by_users(tx: Tx, job: int) -> set[str]:
+    """Paths of a job's checkpoints that users have pinned."""
+    here = checkpoint_pins.c
+    query = select(here.path, here.by).where(here.job == job)
+    return {path for path, by in tx.conn.execute(query) if not is_of_study(by)}
+
+
+def unpin_users(tx: Tx, job: int, path: str) -> int:
+    """Give up the pins that users set on a checkpoint; returns their number."""
+    here = checkpoint_pins.c
+    same = (here.job == job) & (here.path == path) & ~here.by.like("s-%")
+    return int(tx.conn.execute(checkpoint_pins.delete().where(same)).rowcount)

@@ -1,0 +1,1 @@
+"""Verbs about what stays of jobs: archive, pin and delete."""

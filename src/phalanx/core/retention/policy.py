@@ -1,0 +1,66 @@
+"""Retention periods: for how long each kind of data of ended jobs is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+_US = 1_000_000
+
+
+class DataKind(StrEnum):
+    """A kind of data with a retention period of its own."""
+
+    LOGS = "logs"  # output of ranks, in the database and as files
+    METRICS = "metrics"  # metrics in the database
+    CHECKPOINTS = "checkpoints"  # all but the newest, the best and the pinned ones
+    CODE = "code"  # archives of code
+    JOBS = "jobs"  # the job itself: its rows, its events and everything that is left of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPeriods:
+    """Seconds after the end of a job for which each kind of data is kept; None: without limit."""
+
+    logs: float | None = None
+    metrics: float | None = None
+    checkpoints: float | None = None
+    code: float | None = None
+    jobs: float | None = None
+
+    def of(self, kind: DataKind) -> float | None:
+        """The period of one kind, in seconds; None: without limit."""
+        value: float | None = getattr(self, kind.value)
+        return value
+
+    def ends_at(self, kind: DataKind, ended_at: int) -> int | None:
+        """When a kind of data of a job that ended at a time is deleted, in µs UTC; None: never.
+
+        With the job, everything of it is deleted.
+        """
+        found = [
+            ended_at + round(period * _US)
+            for one in {kind, DataKind.JOBS}
+            if (period := self.of(one)) is not None
+        ]
+        return min(found, default=None)
+
+
+FOREVER = float("inf")
+"""The period of a project that keeps data without limit although the platform has one."""
+
+
+def effective(default: RetentionPeriods, chosen: Iterable[Mapping[str, float]]) -> RetentionPeriods:
+    """The periods of a project: of each kind the first that one of `chosen` names, else the default.
+
+    `chosen` are those of the project and its ancestors, the nearest first.
+    """
+    levels = list(chosen)
+    found: dict[str, float | None] = {}
+    for one in fields(RetentionPeriods):
+        period = next((level[one.name] for level in levels if one.name in level), None)
+        if period is None:
+            period = getattr(default, one.name)
+        found[one.name] = None if period == FOREVER else period
+    return RetentionPeriods(**found)
