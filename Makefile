@@ -64,10 +64,14 @@ $(FRAMEWORKS): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[jax,mpi,tensorflow]' \
 	  && touch $(FRAMEWORKS) || echo "JAX, mpi4py and TensorFlow are not installed; their tests skip"
 
+KUBECTL := $(VENV)/.kubectl
+$(KUBECTL): $(STAMP) scripts/kubectl.sh
+	@scripts/kubectl.sh $(BIN)/python && touch $(KUBECTL) || echo "helm and kubectl are not installed; their tests skip"
+
 horovod: $(STAMP) ## build Horovod (minutes) or take the wheel that was kept, and install it
 	@scripts/horovod.sh install $(BIN)/python
 
-test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) ## tests of optional parts (PostgreSQL, Ray, JAX, MPI, TensorFlow, Horovod) and long ones
+test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) $(KUBECTL) ## tests of optional parts (PostgreSQL, Helm, Ray, JAX, MPI, TensorFlow, Horovod) and long ones
 	@scripts/horovod.sh install-kept $(BIN)/python
 	@$(MAKE) --no-print-directory $(RELEASE)/.installed || echo "the release tools are not installed; their tests skip"
 	@$(PYTEST) -n 2 --dist loadfile -m "extras and not proof" || test $$? -eq 5

@@ -13,6 +13,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = {
     "server": ["server", "search", "data", "crypto", "zstd"],
     "train": ["server", "search", "data", "crypto", "zstd", "train"],
+    "ray": ["server", "search", "data", "crypto", "zstd", "train", "ray"],
 }
 DIGEST = re.compile(r"--hash=sha256:[0-9a-f]{64}$")
 

@@ -28,9 +28,9 @@ BIN = Path(sys.executable).parent
 
 
 def rendered(folder):
-    kubectl = shutil.which("kubectl")
+    kubectl = shutil.which("kubectl", path=str(BIN)) or shutil.which("kubectl")
     if kubectl is None:
-        pytest.skip("kubectl is not installed")
+        pytest.skip("kubectl is not installed: scripts/kubectl.sh")
     done = subprocess.run(
         [kubectl, "kustomize", MANIFESTS / folder], capture_output=True, text=True, check=True
     )
@@ -103,6 +103,7 @@ def test_the_control_plane_starts_with_the_arguments_and_answers_the_probes(cont
     assert other.status_code >= 400
 
 
+@pytest.mark.extras
 def test_the_base_is_consistent():
     objects = rendered("base")
     deployment = objects["Deployment", "phalanx"]
@@ -135,6 +136,7 @@ def test_the_base_is_consistent():
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
 
 
+@pytest.mark.extras
 def test_replicas_share_a_home_and_a_database():
     objects = rendered("replicas")
     deployment = objects["Deployment", "phalanx"]
@@ -163,7 +165,7 @@ def test_the_image_is_made_of_what_the_repository_has():
             for source in rest.split()[:-1]:
                 assert (ROOT / source).exists(), source
                 assert "!" + source.rstrip("/") in kept, source
-    for name in ("server", "train"):
+    for name in ("server", "train", "ray"):
         assert (ROOT / "requirements" / f"{name}.txt").exists()
     entry = json.loads(next(rest for word, rest in lines if word == "ENTRYPOINT"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -176,6 +178,21 @@ def test_the_image_is_made_of_what_the_repository_has():
 
 
 def test_no_image_names_a_registry():
-    for path in [*MANIFESTS.rglob("*.yaml"), *(ROOT / "deploy" / "ray").rglob("*.yaml")]:
+    for path in (ROOT / "deploy").rglob("*.yaml"):
         for image in re.findall(r"(?m)^\s*-?\s*image: *\"?([^\s\"]+)", path.read_text()):
-            assert "/" not in image, f"{path}: {image}"
+            first, slash, _ = image.partition("/")
+            assert not slash or not re.search(r"[.:]", first), f"{path}: {image}"
+
+
+def test_every_image_of_ours_is_one_that_the_dockerfile_builds():
+    kinds = {"phalanx": "server", "phalanx-train": "train", "phalanx-ray": "ray"}
+    for path in (ROOT / "deploy").rglob("*.yaml"):
+        if "helm" in path.parts:
+            continue
+        for image in re.findall(r"(?m)^\s*-?\s*image: *\"?(phalanx[^\s\"]*)", path.read_text()):
+            name, _, tag = image.partition(":")
+            assert name in kinds, f"{path}: {image}"
+            assert tag in ("", __version__), f"{path}: {image}"
+            assert (ROOT / "requirements" / f"{kinds[name]}.txt").exists()
+            if "ray" in path.parts:
+                assert kinds[name] == "ray", "an image of a Ray cluster has Ray"
