@@ -18,6 +18,8 @@ grpc = pytest.importorskip("grpc")
 
 from google.protobuf import json_format  # noqa: E402
 from google.rpc import error_details_pb2, status_pb2  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 
 from integration.rig import TOKEN, Rig, ScriptedSupervisor, open_rig, spec  # noqa: E402
 from integration.served import served  # noqa: E402
@@ -274,8 +276,8 @@ def test_a_revoked_token_ends_the_stream(
 
 
 def test_a_stream_whose_time_is_over_asks_for_another_call(tmp_path: Path) -> None:
-    settings = Settings(api=ApiSettings(max_stream_s=0))
-    with open_rig(tmp_path / "home", settings=settings) as rig, listening(rig) as rpc:
+    given_settings = Settings(api=ApiSettings(max_stream_s=0))
+    with open_rig(tmp_path / "home", settings=given_settings) as rig, listening(rig) as rpc:
         rpc.submit()
         stream = rpc.call("Feed", jobs_pb2.FeedRequest(place="0"))
         place = next(stream).place
@@ -387,8 +389,8 @@ def test_a_bug_is_an_internal_error_and_its_traceback_stays_in_the_log(
 
 
 def test_a_message_over_the_limit_of_a_body_is_refused(tmp_path: Path) -> None:
-    settings = Settings(api=ApiSettings(max_body_bytes=4000))
-    with open_rig(tmp_path / "home", settings=settings) as rig, listening(rig) as rpc:
+    given_settings = Settings(api=ApiSettings(max_body_bytes=4000))
+    with open_rig(tmp_path / "home", settings=given_settings) as rig, listening(rig) as rpc:
         assert rpc.submit(env={"A": "x" * 1000}).job.num == 1
         code, _, _ = refused(lambda: rpc.submit(env={"A": "x" * 5000}))
         assert code == "RESOURCE_EXHAUSTED"
@@ -398,8 +400,8 @@ def test_a_message_over_the_limit_of_a_body_is_refused(tmp_path: Path) -> None:
 
 
 def test_requests_of_one_token_are_counted_over_all_protocols(tmp_path: Path) -> None:
-    settings = Settings(api=ApiSettings(max_requests_per_token=4))
-    with open_rig(tmp_path / "home", settings=settings) as rig, listening(rig) as rpc:
+    given_settings = Settings(api=ApiSettings(max_requests_per_token=4))
+    with open_rig(tmp_path / "home", settings=given_settings) as rig, listening(rig) as rpc:
         streams = [rpc.call("Feed", jobs_pb2.FeedRequest()) for _ in range(4)]
         wait_until(lambda: rig.context.presence.num_open == 4)
         code, _, details = refused(lambda: rpc.call("List", jobs_pb2.JobsQuery()))
@@ -411,6 +413,100 @@ def test_requests_of_one_token_are_counted_over_all_protocols(tmp_path: Path) ->
             one.cancel()
         wait_until(lambda: rig.context.presence.num_open == 0)
         rpc.call("List", jobs_pb2.JobsQuery())
+
+
+def test_a_small_message_that_unpacks_to_a_large_one_is_refused(tmp_path: Path) -> None:
+    given_settings = Settings(api=ApiSettings(max_body_bytes=4000))
+    with open_rig(tmp_path / "home", settings=given_settings) as rig, listening(rig) as rpc:
+        packed = grpc.insecure_channel(f"127.0.0.1:{rpc.port}", compression=grpc.Compression.Gzip)
+        with packed:
+            one = Rpc(rpc.port, channel=packed)
+            assert one.submit(env={"A": "x" * 1000}).job.num == 1
+            assert refused(lambda: one.submit(env={"A": "x" * 100_000}))[0] == "RESOURCE_EXHAUSTED"
+
+
+@pytest.mark.parametrize("token", ["", TOKEN], ids=["stranger", "home"])
+def test_no_message_is_a_bug(live_rig: Rig, rpc: Rpc, token: str) -> None:
+    """Whatever a client sends, the answer says what is wrong with it."""
+    live_rig.client.stop(live_rig.submit(), grace_s=0)  # so that its stream of events ends
+    caller, seen = rpc.as_user(token), set()
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(name=st.sampled_from([one.name for one in METHODS]), data=st.data())
+    def send(name: str, data: st.DataObject) -> None:
+        message = data.draw(st.one_of(st.binary(max_size=200), _messages(name)))
+        # The feed of all jobs has no end.
+        limit_s = 0.1 if name == "Feed" else LIMIT_S
+        stream = caller.raw(name, iter([message]), timeout=limit_s)
+        try:
+            next(stream, None)
+        except grpc.RpcError as error:
+            seen.add(error.code().name)
+        assert not seen & {"INTERNAL", "UNKNOWN"}, (name, message)
+        stream.cancel()
+
+    send()
+    expected = {"UNAUTHENTICATED", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION"}
+    assert seen <= expected | {"DEADLINE_EXCEEDED"}
+    assert seen & expected, "a fuzzer that is never refused sends nothing"
+
+
+TEXTS = st.text(max_size=20)
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def _messages(name: str) -> st.SearchStrategy[bytes]:
+    """Messages of a method with any values of the right types."""
+    method = next(one for one in METHODS if one.name == name)
+    kind = message_class(method)
+    fields: dict[str, st.SearchStrategy[Any]] = {
+        "num": st.integers(-1, 2) | NUMBERS,
+        "rank": NUMBERS,
+        "limit": NUMBERS,
+        "study": NUMBERS,
+        "place": TEXTS,
+        "idempotency_key": TEXTS,
+        "dry_run": st.just(True),
+        "project": TEXTS,
+        "sort": TEXTS,
+        "cursor": TEXTS,
+        "state": st.lists(TEXTS, max_size=2),
+        "label": st.lists(TEXTS, max_size=2),
+        "kind": TEXTS,
+        "grace_s": st.floats(),
+        "spec": st.dictionaries(TEXTS, JSON, max_size=4),
+    }
+    known = kind.DESCRIPTOR.fields_by_name
+    chosen = {key: one for key, one in fields.items() if key in known}
+    if name == "Feed":
+        del chosen["kind"]
+
+    def build(values: dict[str, Any]) -> bytes:
+        message = kind()
+        for key, value in values.items():
+            if key == "spec":
+                message.spec.update(value)
+            elif isinstance(value, list):
+                getattr(message, key).extend(value)
+            else:
+                setattr(message, key, value)
+        return bytes(message.SerializeToString())
+
+    return st.fixed_dictionaries({}, optional=chosen).map(build)
+
+
+def test_texts_that_no_header_can_have_are_refused(rpc: Rpc) -> None:
+    for key in ("Ω", "a b", "x" * 300, "a\nb"):
+        code, said, _ = refused(lambda key=key: rpc.submit(key=key))
+        assert code == "INVALID_ARGUMENT", said
+    stream = rpc.call("Feed", jobs_pb2.FeedRequest(place="Ω"))
+    assert refused(lambda: last(stream))[0] == "INVALID_ARGUMENT"
+    assert not rpc.call("List", jobs_pb2.JobsQuery()).jobs
 
 
 def test_more_calls_than_the_limit_are_refused(live_rig: Rig) -> None:
@@ -636,8 +732,11 @@ def encrypted(port: int, ca: str) -> Rpc:
 
 def test_the_certificate_of_the_other_port_is_served_also_after_a_renewal(tmp_path: Path) -> None:
     port, certificate = free_port(), made(tmp_path / "home")
-    settings = Settings(grpc=GrpcSettings(port=port))
-    with served(tmp_path / "home", settings, certificate) as server, server.client() as client:
+    given_settings = Settings(grpc=GrpcSettings(port=port))
+    with (
+        served(tmp_path / "home", given_settings, certificate) as server,
+        server.client() as client,
+    ):
         with encrypted(port, certificate.authority).channel as channel:
             assert Rpc(port, channel=channel).submit().job.num == client.jobs().jobs[0].num
         first = serial(port, certificate.authority)

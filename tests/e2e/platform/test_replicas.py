@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -47,6 +48,51 @@ def test_a_standby_goes_on_where_a_killed_leader_was(replicas: Replicas) -> None
     assert set(replicas.starts().values()) == {1}
     assert standby.role() == "leader"
     assert (replicas.home / "server.json").read_text().count(standby.url) == 1
+
+
+def test_every_replica_serves_grpc_and_another_one_continues_a_stream(
+    replicas: Replicas, free_ports: list[int]
+) -> None:
+    grpc = pytest.importorskip("grpc")
+    from phalanx.schemas.rpc import jobs_pb2, jobs_pb2_grpc
+
+    for port in free_ports[:2]:
+        replicas.env["PHALANX__GRPC__PORT"] = str(port)
+        replicas.start()
+    replicas.wait()
+    standby, leader = replicas.standby(), replicas.leader()
+    ports = dict(zip((one.pid for one in replicas.running), free_ports, strict=False))
+    metadata = [("authorization", f"Bearer {(replicas.home / 'token').read_text().strip()}")]
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{ports[standby.pid]}") as channel,
+        grpc.insecure_channel(f"127.0.0.1:{ports[leader.pid]}") as other,
+    ):
+        stub = jobs_pb2_grpc.JobsStub(channel)
+        request = jobs_pb2.SubmitRequest()
+        request.spec.update(replicas.request(replicas.new_job(), 2).spec)
+        num = stub.Submit(request, metadata=metadata, timeout=60).job.num
+        assert stub.Get(jobs_pb2.GetRequest(num=num), metadata=metadata, timeout=60).num == num
+        stream = stub.Events(jobs_pb2.EventsRequest(num=num), metadata=metadata, timeout=240)
+        seen = [next(stream), next(stream)]  # the leader has placed the job
+        assert [one.event.kind for one in seen] == ["submitted", "attempt_placed"]
+        replicas.kill(standby)
+        with pytest.raises(grpc.RpcError) as caught:
+            seen.extend(stream)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        wanted = jobs_pb2.EventsRequest(num=num, place=seen[-1].place)
+        rest = list(jobs_pb2_grpc.JobsStub(other).Events(wanted, metadata=metadata, timeout=240))
+    numbers = [one.event.seq for one in [*seen, *rest]]
+    assert numbers == list(range(1, len(numbers) + 1)), "none is lost or comes twice"
+    assert rest[-1].event.state == "succeeded"
+
+
+@pytest.fixture
+def free_ports() -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    found = [int(one.getsockname()[1]) for one in held]
+    for one in held:
+        one.close()
+    return found
 
 
 def frozen_past_its_lease(replicas: Replicas) -> RunningReplica:

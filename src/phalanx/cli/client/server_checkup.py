@@ -25,20 +25,20 @@ _CERTIFICATE_SOON = timedelta(days=14)
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a control plane has answered; None: this account may not see it."""
+    """What a control plane has answered, or the error that it has answered."""
 
     url: str
     answer_s: float
     certificate_ends_at: datetime | None  # None: no TLS
     now: datetime  # of this machine, while `info` was answered
     ready: ReadinessView
-    me: WhoAmIView
-    info: InfoView | None
-    pools: list[PoolView] | None
+    me: WhoAmIView | PlatformError
+    info: InfoView | PlatformError
+    pools: list[PoolView] | PlatformError
 
 
 def examine_server(client: PhalanxClient) -> list[CheckResult]:
-    """Ask a control plane and judge its answers. One that does not answer is a failed check."""
+    """Ask a control plane and judge its answers. One that does not answer is one failed check."""
     try:
         facts = _ask(client)
     except PlatformError as error:
@@ -48,20 +48,21 @@ def examine_server(client: PhalanxClient) -> list[CheckResult]:
 
 def _ask(client: PhalanxClient) -> ServerFacts:
     answer_s, ends_at = client.measure()
-    me = client.accounts.who_am_i()
+    ready = client.readiness()  # needs neither a token nor the database
+    me = _answer(client.accounts.who_am_i)
     clock = SystemClock()
     before = clock.now()
-    info = _seen(client.info)
+    info = _answer(client.info)
     middle = at_of((before + clock.now()) // 2)
-    pools = _seen(client.pools)
-    return ServerFacts(client.url, answer_s, ends_at, middle, client.readiness(), me, info, pools)
+    pools = _answer(client.pools)
+    return ServerFacts(client.url, answer_s, ends_at, middle, ready, me, info, pools)
 
 
-def _seen(call: Callable[[], T]) -> T | None:
+def _answer(call: Callable[[], T]) -> T | PlatformError:
     try:
         return call()
-    except PermissionDenied:
-        return None
+    except PlatformError as error:
+        return error
 
 
 def judge(facts: ServerFacts) -> list[CheckResult]:
@@ -76,19 +77,24 @@ def judge(facts: ServerFacts) -> list[CheckResult]:
         _certificate(facts),
         _token(facts),
     ]
-    if facts.info is None:
-        results.append(_unseen("control plane"))
+    if isinstance(facts.info, PlatformError):
+        results.append(_unseen("control plane", facts.info))
     else:
         results += [_version(facts.info), _replicas(facts.info), _clock(facts.info, facts.now)]
         if facts.info.trouble:
             remedy = "free space on its disk, or make its home writable"
             results.append(CheckResult("FAIL", "storage", facts.info.trouble, remedy))
-    results += [_unseen("pools")] if facts.pools is None else _pools(facts.pools)
+    if isinstance(facts.pools, PlatformError):
+        results.append(_unseen("pools", facts.pools))
+    else:
+        results += _pools(facts.pools)
     return results
 
 
-def _unseen(subject: str) -> CheckResult:
-    return CheckResult("warn", subject, "this account may not see it", "ask as an admin")
+def _unseen(subject: str, error: PlatformError) -> CheckResult:
+    if isinstance(error, PermissionDenied):
+        return CheckResult("warn", subject, "this account may not see it", "ask as an admin")
+    return CheckResult("FAIL", subject, error.message, error.hint or "")
 
 
 def _parts(facts: ServerFacts) -> list[CheckResult]:
@@ -127,11 +133,15 @@ def _certificate(facts: ServerFacts) -> CheckResult:
 
 
 def _token(facts: ServerFacts) -> CheckResult:
+    if isinstance(facts.me, PlatformError):
+        return CheckResult("FAIL", "token", facts.me.message, facts.me.hint or "")
     said = f"{facts.me.id} with {', '.join(facts.me.scopes) or 'no scope'}"
     ends_at = None if facts.me.credential is None else facts.me.credential.expires_at
     if ends_at is None:
         return CheckResult("ok", "token", said)
-    soon = ends_at - facts.now < _TOKEN_SOON
+    # On the server's clock, which judges the token.
+    now = facts.now if isinstance(facts.info, PlatformError) else facts.info.now
+    soon = ends_at - now < _TOKEN_SOON
     remedy = "`phalanx token create` makes a new one" if soon else ""
     return CheckResult(
         "warn" if soon else "ok", "token", f"{said}, until {ends_at:%Y-%m-%d}", remedy

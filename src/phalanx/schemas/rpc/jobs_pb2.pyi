@@ -68,7 +68,7 @@ class SubmitResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[JobView, _Mapping]] = ..., spec: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., estimate: _Optional[_Union[EstimateView, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobView(_message.Message):
-    __slots__ = ("num", "label", "url", "etag", "name", "description", "project", "owner", "labels", "framework", "kind", "priority", "state", "reason", "pending_reason", "waits_for", "array", "array_index", "goal", "attempt", "attempts", "generation", "restarts", "pool", "num_slots", "slot_type", "slot_seconds", "world_size", "roles", "submitted_at", "started_at", "ended_at", "stop_deadline_at", "failure", "progress", "ranks", "nodes", "lineage", "cost", "unit_costs", "budget", "communication", "spec", "withheld", "code", "directory", "checkpoint_dir")
+    __slots__ = ("num", "label", "url", "etag", "name", "description", "project", "owner", "labels", "framework", "kind", "priority", "state", "reason", "pending_reason", "waits_for", "array", "array_index", "study", "trial", "goal", "attempt", "attempts", "generation", "restarts", "pool", "num_slots", "slot_type", "slot_seconds", "usd", "num_nodes", "image", "cause", "queue_s", "duration_s", "metric", "best_metric", "world_size", "roles", "submitted_at", "started_at", "ended_at", "stop_deadline_at", "failure", "progress", "ranks", "nodes", "lineage", "cost", "unit_costs", "budget", "communication", "spec", "withheld", "code", "directory", "checkpoint_dir")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,8 @@ class JobView(_message.Message):
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     ARRAY_FIELD_NUMBER: _ClassVar[int]
     ARRAY_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_FIELD_NUMBER: _ClassVar[int]
     GOAL_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +105,14 @@ class JobView(_message.Message):
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     SLOT_TYPE_FIELD_NUMBER: _ClassVar[int]
     SLOT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    USD_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    BEST_METRIC_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_AT_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +151,8 @@ class JobView(_message.Message):
     waits_for: _containers.RepeatedCompositeFieldContainer[DependencyView]
     array: int
     array_index: int
+    study: int
+    trial: int
     goal: str
     attempt: int
     attempts: int
@@ -150,6 +162,14 @@ class JobView(_message.Message):
     num_slots: int
     slot_type: str
     slot_seconds: float
+    usd: str
+    num_nodes: int
+    image: str
+    cause: str
+    queue_s: float
+    duration_s: float
+    metric: str
+    best_metric: float
     world_size: int
     roles: _containers.RepeatedCompositeFieldContainer[RoleView]
     submitted_at: _timestamp_pb2.Timestamp
@@ -170,7 +190,7 @@ class JobView(_message.Message):
     code: str
     directory: str
     checkpoint_dir: str
-    def __init__(self, num: _Optional[int] = ..., label: _Optional[str] = ..., url: _Optional[str] = ..., etag: _Optional[str] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., framework: _Optional[str] = ..., kind: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[_Union[ReasonView, _Mapping]] = ..., pending_reason: _Optional[_Union[ReasonView, _Mapping]] = ..., waits_for: _Optional[_Iterable[_Union[DependencyView, _Mapping]]] = ..., array: _Optional[int] = ..., array_index: _Optional[int] = ..., goal: _Optional[str] = ..., attempt: _Optional[int] = ..., attempts: _Optional[int] = ..., generation: _Optional[int] = ..., restarts: _Optional[int] = ..., pool: _Optional[str] = ..., num_slots: _Optional[int] = ..., slot_type: _Optional[str] = ..., slot_seconds: _Optional[float] = ..., world_size: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleView, _Mapping]]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., stop_deadline_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., failure: _Optional[_Union[FailureView, _Mapping]] = ..., progress: _Optional[_Union[ProgressView, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankView, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeRankView, _Mapping]]] = ..., lineage: _Optional[_Union[LineageView, _Mapping]] = ..., cost: _Optional[_Union[CostView, _Mapping]] = ..., unit_costs: _Optional[_Iterable[_Union[UnitCostView, _Mapping]]] = ..., budget: _Optional[_Union[BudgetView, _Mapping]] = ..., communication: _Optional[_Union[CommunicationView, _Mapping]] = ..., spec: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., withheld: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., directory: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ...) -> None: ...
+    def __init__(self, num: _Optional[int] = ..., label: _Optional[str] = ..., url: _Optional[str] = ..., etag: _Optional[str] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., framework: _Optional[str] = ..., kind: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[_Union[ReasonView, _Mapping]] = ..., pending_reason: _Optional[_Union[ReasonView, _Mapping]] = ..., waits_for: _Optional[_Iterable[_Union[DependencyView, _Mapping]]] = ..., array: _Optional[int] = ..., array_index: _Optional[int] = ..., study: _Optional[int] = ..., trial: _Optional[int] = ..., goal: _Optional[str] = ..., attempt: _Optional[int] = ..., attempts: _Optional[int] = ..., generation: _Optional[int] = ..., restarts: _Optional[int] = ..., pool: _Optional[str] = ..., num_slots: _Optional[int] = ..., slot_type: _Optional[str] = ..., slot_seconds: _Optional[float] = ..., usd: _Optional[str] = ..., num_nodes: _Optional[int] = ..., image: _Optional[str] = ..., cause: _Optional[str] = ..., queue_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., metric: _Optional[str] = ..., best_metric: _Optional[float] = ..., world_size: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleView, _Mapping]]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., stop_deadline_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., failure: _Optional[_Union[FailureView, _Mapping]] = ..., progress: _Optional[_Union[ProgressView, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankView, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeRankView, _Mapping]]] = ..., lineage: _Optional[_Union[LineageView, _Mapping]] = ..., cost: _Optional[_Union[CostView, _Mapping]] = ..., unit_costs: _Optional[_Iterable[_Union[UnitCostView, _Mapping]]] = ..., budget: _Optional[_Union[BudgetView, _Mapping]] = ..., communication: _Optional[_Union[CommunicationView, _Mapping]] = ..., spec: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., withheld: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., directory: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ...) -> None: ...
 
 class ReasonView(_message.Message):
     __slots__ = ("code", "message")
@@ -500,7 +520,7 @@ class GetRequest(_message.Message):
     def __init__(self, num: _Optional[int] = ...) -> None: ...
 
 class JobsQuery(_message.Message):
-    __slots__ = ("state", "project", "owner", "name", "label", "framework", "pool", "slot_type", "kind", "study", "array", "min_priority", "min_slots", "submitted_from", "submitted_to", "ended_from", "ended_to", "sort", "cursor", "limit")
+    __slots__ = ("state", "project", "owner", "name", "label", "framework", "pool", "slot_type", "kind", "study", "array", "image", "reason", "cause", "metric", "trials", "min_priority", "max_priority", "min_slots", "max_slots", "min_nodes", "max_nodes", "min_restarts", "max_restarts", "min_queue_s", "max_queue_s", "min_duration_s", "max_duration_s", "min_slot_seconds", "max_slot_seconds", "min_usd", "max_usd", "min_metric_value", "max_metric_value", "submitted_from", "submitted_to", "started_from", "started_to", "ended_from", "ended_to", "sort", "cursor", "limit")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -512,10 +532,33 @@ class JobsQuery(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     STUDY_FIELD_NUMBER: _ClassVar[int]
     ARRAY_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    TRIALS_FIELD_NUMBER: _ClassVar[int]
     MIN_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    MAX_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     MIN_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    MIN_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    MIN_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    MIN_QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    MIN_DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    MIN_SLOT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SLOT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_USD_FIELD_NUMBER: _ClassVar[int]
+    MAX_USD_FIELD_NUMBER: _ClassVar[int]
+    MIN_METRIC_VALUE_FIELD_NUMBER: _ClassVar[int]
+    MAX_METRIC_VALUE_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_FROM_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_TO_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FROM_FIELD_NUMBER: _ClassVar[int]
+    STARTED_TO_FIELD_NUMBER: _ClassVar[int]
     ENDED_FROM_FIELD_NUMBER: _ClassVar[int]
     ENDED_TO_FIELD_NUMBER: _ClassVar[int]
     SORT_FIELD_NUMBER: _ClassVar[int]
@@ -532,16 +575,39 @@ class JobsQuery(_message.Message):
     kind: str
     study: int
     array: int
+    image: str
+    reason: str
+    cause: str
+    metric: str
+    trials: bool
     min_priority: int
+    max_priority: int
     min_slots: int
+    max_slots: int
+    min_nodes: int
+    max_nodes: int
+    min_restarts: int
+    max_restarts: int
+    min_queue_s: float
+    max_queue_s: float
+    min_duration_s: float
+    max_duration_s: float
+    min_slot_seconds: float
+    max_slot_seconds: float
+    min_usd: str
+    max_usd: str
+    min_metric_value: float
+    max_metric_value: float
     submitted_from: _timestamp_pb2.Timestamp
     submitted_to: _timestamp_pb2.Timestamp
+    started_from: _timestamp_pb2.Timestamp
+    started_to: _timestamp_pb2.Timestamp
     ended_from: _timestamp_pb2.Timestamp
     ended_to: _timestamp_pb2.Timestamp
     sort: str
     cursor: str
     limit: int
-    def __init__(self, state: _Optional[_Iterable[str]] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., name: _Optional[str] = ..., label: _Optional[_Iterable[str]] = ..., framework: _Optional[str] = ..., pool: _Optional[str] = ..., slot_type: _Optional[str] = ..., kind: _Optional[str] = ..., study: _Optional[int] = ..., array: _Optional[int] = ..., min_priority: _Optional[int] = ..., min_slots: _Optional[int] = ..., submitted_from: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., submitted_to: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_from: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_to: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., sort: _Optional[str] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    def __init__(self, state: _Optional[_Iterable[str]] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., name: _Optional[str] = ..., label: _Optional[_Iterable[str]] = ..., framework: _Optional[str] = ..., pool: _Optional[str] = ..., slot_type: _Optional[str] = ..., kind: _Optional[str] = ..., study: _Optional[int] = ..., array: _Optional[int] = ..., image: _Optional[str] = ..., reason: _Optional[str] = ..., cause: _Optional[str] = ..., metric: _Optional[str] = ..., trials: _Optional[bool] = ..., min_priority: _Optional[int] = ..., max_priority: _Optional[int] = ..., min_slots: _Optional[int] = ..., max_slots: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., min_restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., min_queue_s: _Optional[float] = ..., max_queue_s: _Optional[float] = ..., min_duration_s: _Optional[float] = ..., max_duration_s: _Optional[float] = ..., min_slot_seconds: _Optional[float] = ..., max_slot_seconds: _Optional[float] = ..., min_usd: _Optional[str] = ..., max_usd: _Optional[str] = ..., min_metric_value: _Optional[float] = ..., max_metric_value: _Optional[float] = ..., submitted_from: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., submitted_to: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_from: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_to: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_from: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_to: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., sort: _Optional[str] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class JobPage(_message.Message):
     __slots__ = ("jobs", "cursor")

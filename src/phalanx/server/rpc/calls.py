@@ -54,7 +54,10 @@ def parse(method: RpcMethod, data: bytes) -> Message:
 
 
 def request_of(method: RpcMethod, message: Message, num: int | None = None) -> InnerRequest:
-    """The request of REST for a message. `num` is the job that a token names, if it does."""
+    """The request of REST for a message. `num` is the job that a token names, if it does.
+
+    Raises UserError for a field that no header can have.
+    """
     known = {} if num is None else {"num": num}
     path = method.route
     for name in method.path_fields:
@@ -68,7 +71,7 @@ def request_of(method: RpcMethod, message: Message, num: int | None = None) -> I
     if in_body:
         query = [one for one in query if one.name in method.query]
     headers = [
-        (header.lower().encode(), str(getattr(message, name)).encode("latin-1", "replace"))
+        (header.lower().encode(), _ascii(name, getattr(message, name)))
         for name, header in method.headers.items()
         if getattr(message, name)
     ]
@@ -84,6 +87,14 @@ def request_of(method: RpcMethod, message: Message, num: int | None = None) -> I
         (*headers, (b"content-type", b"application/json")),
         body,
     )
+
+
+def _ascii(name: str, value: str) -> bytes:
+    """The value of a header: two texts never become one."""
+    try:
+        return value.encode("ascii")
+    except UnicodeEncodeError:
+        raise UserError(f"{name}: has characters that are not ASCII") from None
 
 
 def _texts(values: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from phalanx import __version__
 from phalanx.cli.client.checkup import CheckResult
 from phalanx.cli.client.server_checkup import ServerFacts, examine_server, judge
+from phalanx.errors import PermissionDenied, StoreUnavailable, Unauthenticated
 from phalanx.schemas.api.accounts import WhoAmIView
 from phalanx.schemas.api.body import InfoView, ReadinessView, ReplicaView
 from phalanx.schemas.api.credentials import TokenView
@@ -71,8 +72,11 @@ def expiring(days: int) -> WhoAmIView:
         ("clock", "warn", {"now": NOW + timedelta(seconds=9)}),
         ("clock", "ok", {"info": INFO.model_copy(update={"clock_ahead_s": 0.0})}),
         ("storage", "FAIL", {"info": INFO.model_copy(update={"trouble": "the disk is full"})}),
-        ("control plane", "warn", {"info": None}),
-        ("pools", "warn", {"pools": None}),
+        ("control plane", "warn", {"info": PermissionDenied("no")}),
+        ("control plane", "FAIL", {"info": StoreUnavailable("away", "look at it")}),
+        ("pools", "warn", {"pools": PermissionDenied("no")}),
+        ("pools", "FAIL", {"pools": StoreUnavailable("away", "look at it")}),
+        ("token", "FAIL", {"me": Unauthenticated("wrong", "another")}),
         ("pools", "FAIL", {"pools": []}),
         ("pool gpu", "FAIL", {"pools": [POOL.model_copy(update={"num_nodes": 0})]}),
         ("pool gpu", "warn", {"pools": [POOL.model_copy(update={"num_closed": 2})]}),
