@@ -123,8 +123,9 @@ def test_every_example_spec_is_valid():
             assert read_pools(data, EXECUTORS).entries, path
         elif "projects" in data:
             assert check_tree(read_projects(data).projects) == [], path
-        elif "apiVersion" in data:
-            found = convert(path.read_text(), path.name, local=True)
+        elif path.parent.name == "foreign":
+            program = {"PROGRAM": "sums.py"} if "distributed_type" in data else {}
+            found = convert(path.read_text(), path.name, program, local=True)
             assert found is not None and not found.problems, path
             assert validate_spec(found.spec), path
         elif "model" in data:

@@ -42,6 +42,34 @@ def test_a_slurm_script_trains_on_this_machine(home: Home) -> None:
     assert "line 6: output dropped: output is stored with the job" in err
 
 
+def test_an_accelerate_configuration_trains_the_program_after_it(home: Home) -> None:
+    code, out, err = home.run("run", "accelerate.yaml", "sums.py", "--", "--steps", "5")
+    assert code == 0, err
+    assert sum("world 2" in line for line in out.splitlines()) == 5
+
+
+def test_a_skypilot_task_trains_on_this_machine(home: Home) -> None:
+    code, out, err = home.run("submit", "skypilot.yaml", "--set", "STEPS=4", "--follow")
+    assert code == 0, err
+    assert sum("world 2" in line for line in out.splitlines()) == 4
+
+
+def test_stages_of_a_pipeline_depend_on_each_other(home: Home) -> None:
+    stages = [
+        "{name: pipeline}",
+        "name: one\nnum_nodes: 1\nrun: 'true'\n",
+        "name: two\nrun: 'true'\n",
+    ]
+    (home.root / "pipeline.yaml").write_text("\n---\n".join(stages))
+    code, out, err = home.run("submit", "pipeline.yaml")
+    assert code == 0, err
+    first, second = out.split()
+    code, out, err = home.run("wait", first, second)
+    assert code == 0, err
+    _, out, _ = home.run("show", second)
+    assert first in out
+
+
 def test_an_explanation_needs_no_control_plane_and_a_refusal_names_the_line(home: Home) -> None:
     code, out, err = home.run("run", "pytorchjob.yaml", "--local", "--explain")
     assert (code, home.servers()) == (0, []), err

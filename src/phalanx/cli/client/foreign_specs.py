@@ -11,11 +11,15 @@ from phalanx.cli.terminal.output import note
 from phalanx.errors import Problem, SpecInvalid, UserError
 from phalanx.schemas.foreign.formats import convert
 from phalanx.schemas.foreign.rules import Conversion
+from phalanx.schemas.foreign.tasks.sbatch import DIRECTIVE
 from phalanx.schemas.spec.document import read_text, validate_spec
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.support import check_supported
 
 _PYTHON = ("python", "python3")
+# The most characters of a script in which directives are looked for.
+_HEAD = 100_000
+_ENDINGS = (".yaml", ".yml", ".sbatch", ".slurm")
 
 
 def placeholders(values: Sequence[str]) -> dict[str, str]:
@@ -31,6 +35,19 @@ def placeholders(values: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def is_job_file(path: Path) -> bool:
+    """Whether `run` submits a file: by its ending, and a shell script by its directives for Slurm."""
+    if path.name.endswith(_ENDINGS):
+        return True
+    if not path.name.endswith(".sh"):
+        return False
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return DIRECTIVE.search(file.read(_HEAD)) is not None
+    except OSError:
+        return False
+
+
 def read_foreign(
     path: Path, values: Mapping[str, str], local: bool, invocation: Invocation
 ) -> Conversion | None:
@@ -38,27 +55,45 @@ def read_foreign(
 
     With `local`, a `python` that it runs is the interpreter of the command line.
     """
-    found = convert(read_text(path), path.name, values, local)
+
+    def read_file(name: str) -> str | None:
+        inside = (path.parent / name).resolve()
+        if not inside.is_relative_to(path.parent.resolve()) or not inside.is_file():
+            return None
+        return read_text(inside)
+
+    found = convert(read_text(path), path.name, values, local, read_file)
     if found is None:
         return None
-    run = found.spec.get("run")
+    then = tuple(_with_python(one, local, invocation) for one in found.then)
+    return replace(_with_python(found, local, invocation), then=then)
+
+
+def _with_python(one: Conversion, local: bool, invocation: Invocation) -> Conversion:
+    run = one.spec.get("run")
     if local and isinstance(run, list) and run[0] in _PYTHON:
-        found = replace(found, spec={**found.spec, "run": [invocation.python, *run[1:]]})
-    return found
+        return replace(one, spec={**one.spec, "run": [invocation.python, *run[1:]]})
+    return one
 
 
 def explain(found: Conversion, path: Path) -> None:
     """Print what became of each key."""
     print(f"{path.name} is read as a {found.tool}:")
-    for one in found.treatments:
+    treatments = [one for part in found.all for one in part.treatments]
+    for one in treatments:
         print(f"  {one}")
-    print(f"{len(found.treatments)} keys, {len(found.warnings)} without effect")
+    warnings = sum(len(part.warnings) for part in found.all)
+    print(f"{len(treatments)} keys, {warnings} without effect")
 
 
-def spec_of(found: Conversion, path: Path, local: bool) -> JobSpec:
-    """The spec of a conversion. Raises SpecInvalid with the lines of the file."""
+def specs_of(found: Conversion, path: Path, local: bool) -> list[JobSpec]:
+    """The specs of a conversion, those of a pipeline in order. Raises SpecInvalid with the file's lines."""
     if found.problems:
         raise SpecInvalid(found.problems, f"phalanx submit {path.name} --explain")
+    return [_spec_of(one, path, local) for one in found.all]
+
+
+def _spec_of(found: Conversion, path: Path, local: bool) -> JobSpec:
     try:
         spec = validate_spec(found.spec)
     except SpecInvalid as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 2**20
 SHOW = "show"
-JOB_FILES = (".yaml", ".yml", ".sbatch", ".slurm")
-"""Endings of job files, which `run` submits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +214,8 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     """Run a script or command as a job of N ranks, and follow it.
 
     The job gets your environment and a copy of your folder; secret variables are not stored with it.
-    A job file (.yaml, .yml, .sbatch, .slurm) is submitted as by `submit`, and followed.
+    A job file (.yaml, .yml, .sbatch, .slurm, or .sh with #SBATCH) is submitted as by `submit`, and
+    followed; words after it are the program of a file that names none.
     Ctrl-C cancels the job and waits until its ranks have saved; a second Ctrl-C detaches.
     """
     from phalanx.cli.client.run_spec import RunFlags
@@ -254,11 +254,15 @@ def _run_or_submit(
     wanted: FileFlags,
     then: str,
 ) -> None:
-    """Submit the job file that is the only word, or run the words."""
+    """Submit the job file that is the first word, or run the words.
+
+    Words after a file are the program that it starts, for files that name none.
+    """
+    from phalanx.cli.client.foreign_specs import is_job_file
     from phalanx.cli.client.run_spec import RunFlags
     from phalanx.errors import UserError
 
-    if len(words) != 1 or not words[0].endswith(JOB_FILES):
+    if not words or not is_job_file(session.invocation.cwd / words[0]):
         _refuse_file_flags(wanted.values, wanted.local, wanted.explain)
         _run(session, words, flags, env, then)
         return
@@ -267,6 +271,8 @@ def _run_or_submit(
             f"{words[0]} is a job file: flags that set keys of a spec do not apply",
             "write them in the file; -n, --set, --local, --explain, --detach and --dry-run apply",
         )
+    if words[1:]:
+        wanted = replace(wanted, values=[*wanted.values, f"PROGRAM={shlex.join(words[1:])}"])
     _submit_files(session, [Path(words[0])], wanted, then)
 
 
@@ -429,7 +435,7 @@ def _submit_files(session: Session, files: Sequence[Path], wanted: FileFlags, th
 
 def _specs_of(session: Session, path: Path, wanted: FileFlags) -> list[JobSpec]:
     """The specs of a file, or of the file of another tool; nothing is read twice. Raises SpecInvalid."""
-    from phalanx.cli.client.foreign_specs import explain, placeholders, read_foreign, spec_of
+    from phalanx.cli.client.foreign_specs import explain, placeholders, read_foreign, specs_of
     from phalanx.schemas.spec.document import load_specs
 
     values = placeholders(wanted.values)
@@ -439,7 +445,7 @@ def _specs_of(session: Session, path: Path, wanted: FileFlags) -> list[JobSpec]:
         return load_specs(path)
     if wanted.explain:
         explain(foreign, path)
-    return [spec_of(foreign, path, wanted.local)]
+    return specs_of(foreign, path, wanted.local)
 
 
 def _refuse_file_flags(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from phalanx.schemas.foreign.launch_settings import SWITCHES, accelerate_variable
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.[0-9]+)?)?")
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
@@ -27,9 +29,13 @@ _SHORT = {"m": "module", "t": "tee", "r": "redirects"}
 _ACCELERATE_VALUED = frozenset(
     {"num_machines", "num_processes", "machine_rank", "main_process_ip", "main_process_port"}
     | {"rdzv_backend", "rdzv_conf", "max_restarts", "monitor_interval", "mixed_precision"}
-    | {"num_cpu_threads_per_process", "gpu_ids"}
+    | {"num_cpu_threads_per_process", "gpu_ids", "role", "tee", "log_dir", "config_file"}
 )
-_ACCELERATE_BARE = frozenset({"multi_gpu", "same_network", "module", "cpu", "use_cpu", "no_python"})
+_ACCELERATE_BARE = (
+    frozenset({"multi_gpu", "same_network", "module", "no_python", "quiet"})
+    | {"dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation"}
+    | SWITCHES
+)
 _FABRIC_VALUED = frozenset(
     {"accelerator", "strategy", "devices", "num_nodes", "node_rank", "main_address", "main_port"}
     | {"precision"}
@@ -52,6 +58,8 @@ class CommandPlan:
     nodes: tuple[int, int] | None = None
     #: restarts of the launcher
     restarts: int | None = None
+    #: `framework` of the spec, where the launcher decides about it
+    framework: str | None = None
     #: what runs once on each node before
     setup: str | None = None
     #: variables that the launcher sets
@@ -60,19 +68,30 @@ class CommandPlan:
     notes: list[str] = field(default_factory=list)
 
 
-def read_words(words: Sequence[str], env: Mapping[str, str]) -> CommandPlan:
-    """The plan of a command without a shell, or of `sh -c TEXT`."""
+Unwrap = Callable[[list[str], Mapping[str, str]], CommandPlan | None]
+"""Reads the words of a command with the variables that are known; None where it is no launcher."""
+ReadConfig = Callable[[str], CommandPlan | None]
+"""Reads a configuration file by its name; None where there is no such file, or it cannot be used."""
+
+
+def read_words(
+    words: Sequence[str], env: Mapping[str, str], unwrap: Unwrap | None = None
+) -> CommandPlan:
+    """The plan of a command without a shell, or of `sh -c TEXT`.
+
+    `unwrap` reads the words of a launcher; the default reads those of torchrun, accelerate and fabric.
+    """
     if len(words) >= 3 and words[0] in _SHELLS:
         flags = [one for one in words[1:-1] if one.startswith("-")]
         if len(flags) == len(words) - 2 and flags[-1].endswith("c"):
-            plan = read_script(words[-1], env)
+            plan = read_script(words[-1], env, unwrap)
             if isinstance(plan.run, str) and not plan.launched:
                 plan.run = list(words)
             return plan
-    return unwrapped(list(words), env) or CommandPlan(list(words))
+    return (unwrap or unwrapped)(list(words), env) or CommandPlan(list(words))
 
 
-def read_script(text: str, env: Mapping[str, str]) -> CommandPlan:
+def read_script(text: str, env: Mapping[str, str], unwrap: Unwrap | None = None) -> CommandPlan:
     """The plan of a text for the shell.
 
     Where its last command is a launcher, the lines before run once per node, and those that change the
@@ -85,7 +104,8 @@ def read_script(text: str, env: Mapping[str, str]) -> CommandPlan:
         found = _ASSIGNMENT.fullmatch(line)
         if found is not None and "$" not in found[2]:
             known[found[1]] = found[2].strip("\"'")
-    launchers = [n for n, line in enumerate(lines) if _launch_of(line, known) is not None]
+    unwrap = unwrap or unwrapped
+    launchers = [n for n, line in enumerate(lines) if _launch_of(line, known, unwrap) is not None]
     if not launchers:
         if re.search(r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate launch)\b", text):
             whole.notes.append(_INSIDE)
@@ -97,7 +117,7 @@ def read_script(text: str, env: Mapping[str, str]) -> CommandPlan:
     if launchers[0] != len(lines) - 1 or unclear:
         whole.notes.append(_INSIDE)
         return whole
-    plan = _launch_of(lines[-1], known)
+    plan = _launch_of(lines[-1], known, unwrap)
     assert plan is not None
     before = lines[:-1]
     state = [line for line in before if is_state(line)]
@@ -180,7 +200,7 @@ def _split_commands(line: str) -> list[list[str]]:
     return [chain for chain in chains if chain]
 
 
-def _launch_of(line: str, env: Mapping[str, str]) -> CommandPlan | None:
+def _launch_of(line: str, env: Mapping[str, str], unwrap: Unwrap) -> CommandPlan | None:
     """The plan of a line that is one launcher command; words keep their quotes."""
     words = raw_words(line)
     if words is None:
@@ -191,7 +211,7 @@ def _launch_of(line: str, env: Mapping[str, str]) -> CommandPlan | None:
         words = words[1:]
     if words[0:1] == ["srun"]:
         return None
-    plan = unwrapped(words, env)
+    plan = unwrap(words, env)
     if plan is not None and isinstance(plan.run, list):
         first = raw_words(line) or []
         prefix = [one for one in first[: len(first) - len(words)] if one != "exec"]
@@ -225,8 +245,13 @@ def raw_words(line: str) -> list[str] | None:
     return words + ([here] if here else [])
 
 
-def unwrapped(words: list[str], env: Mapping[str, str]) -> CommandPlan | None:
-    """The plan of a launcher's words; None for any other command, and for flags that are not read."""
+def unwrapped(
+    words: list[str], env: Mapping[str, str], config: ReadConfig | None = None
+) -> CommandPlan | None:
+    """The plan of a launcher's words; None for any other command, and for flags that are not read.
+
+    `config` reads a configuration file of Accelerate; without it, a command that names one is not read.
+    """
     python = "python"
     if len(words) > 2 and _PYTHON.fullmatch(words[0]):
         at = 1
@@ -237,18 +262,22 @@ def unwrapped(words: list[str], env: Mapping[str, str]) -> CommandPlan | None:
         python, module, rest = words[0], words[at + 1], words[at + 2 :]
         if module in ("torch.distributed.run", "torch.distributed.launch"):
             return _torchrun(rest, env, python)
-        return _accelerate(rest, env, python) if module == "accelerate.commands.launch" else None
+        return (
+            _accelerate(rest, env, python, config)
+            if module == "accelerate.commands.launch"
+            else None
+        )
     if words and words[0].rpartition("/")[2] == "torchrun":
         return _torchrun(words[1:], env, python)
     if words[:2] == ["accelerate", "launch"]:
-        return _accelerate(words[2:], env, python)
+        return _accelerate(words[2:], env, python, config)
     if words[:2] == ["fabric", "run"]:
         return _fabric(words[2:], env)
     return None
 
 
 def _flags(
-    words: list[str], valued: frozenset[str], bare: frozenset[str]
+    words: list[str], valued: Callable[[str], bool], bare: frozenset[str]
 ) -> tuple[dict[str, str], list[str]] | None:
     """Flags before the program, and the program's words; None for a flag that is not known."""
     found: dict[str, str] = {}
@@ -259,7 +288,7 @@ def _flags(
         name = name.replace("-", "_")
         if name in bare and not equals:
             found[name] = "true"
-        elif name in valued and (equals or at + 1 < len(words)):
+        elif valued(name) and (equals or at + 1 < len(words)):
             found[name] = value if equals else words[at + 1]
             at += 0 if equals else 1
         else:
@@ -269,7 +298,7 @@ def _flags(
     return (found, rest) if rest else None
 
 
-def _number(text: str | None, env: Mapping[str, str], plan: CommandPlan, flag: str) -> int | None:
+def number(text: str | None, env: Mapping[str, str], plan: CommandPlan, flag: str) -> int | None:
     """A whole number of a flag, with variables filled in; None where it cannot be told."""
     if text is None:
         return None
@@ -287,7 +316,7 @@ def _program(flags: Mapping[str, str], rest: list[str], python: str) -> list[str
 
 
 def _torchrun(words: list[str], env: Mapping[str, str], python: str) -> CommandPlan | None:
-    read = _flags(words, _VALUED, _BARE)
+    read = _flags(words, _VALUED.__contains__, _BARE)
     if read is None:
         return None
     flags, rest = read
@@ -296,49 +325,64 @@ def _torchrun(words: list[str], env: Mapping[str, str], python: str) -> CommandP
     if ranks in ("auto", "gpu"):
         plan.ranks = 0
     else:
-        plan.ranks = _number(ranks or None, env, plan, "--nproc-per-node")
+        plan.ranks = number(ranks or None, env, plan, "--nproc-per-node")
     if ":" in flags.get("nnodes", ""):
         low, _, high = flags["nnodes"].partition(":")
-        first = _number(low, env, plan, "--nnodes")
-        last = _number(high, env, plan, "--nnodes")
+        first = number(low, env, plan, "--nnodes")
+        last = number(high, env, plan, "--nnodes")
         plan.nodes = None if first is None or last is None else (first, last)
     elif "nnodes" in flags and "standalone" not in flags:
-        count = _number(flags["nnodes"], env, plan, "--nnodes")
+        count = number(flags["nnodes"], env, plan, "--nnodes")
         plan.nodes = None if count is None else (count, count)
-    plan.restarts = _number(flags.get("max_restarts"), env, plan, "--max-restarts")
+    plan.restarts = number(flags.get("max_restarts"), env, plan, "--max-restarts")
     dropped = sorted(set(flags) & (_VALUED - {"nnodes", "nproc_per_node", "max_restarts"}))
     if dropped:
         plan.notes.append(f"flags of the launcher that have no effect: {', '.join(dropped)}")
     return plan
 
 
-def _accelerate(words: list[str], env: Mapping[str, str], python: str) -> CommandPlan | None:
-    read = _flags(words, _ACCELERATE_VALUED, _ACCELERATE_BARE)
+def _accelerate_value(name: str) -> bool:
+    """Whether a flag of `accelerate launch` has a value."""
+    known = name in _ACCELERATE_VALUED or accelerate_variable("", name, "") is not None
+    return known and name not in _ACCELERATE_BARE
+
+
+def _accelerate(
+    words: list[str], env: Mapping[str, str], python: str, config: ReadConfig | None
+) -> CommandPlan | None:
+    read = _flags(words, _accelerate_value, _ACCELERATE_BARE)
     if read is None:
         return None
     flags, rest = read
-    plan = CommandPlan(_program(flags, rest, python), launched=True)
-    plan.total_ranks = _number(flags.get("num_processes"), env, plan, "--num_processes")
-    count = _number(flags.get("num_machines"), env, plan, "--num_machines")
-    plan.nodes = None if count is None else (count, count)
-    plan.restarts = _number(flags.get("max_restarts"), env, plan, "--max_restarts")
+    file = flags.get("config_file")
+    base = None if file is None or config is None else config(file.strip("\"'"))
+    if file is not None and base is None:
+        return None
+    plan = base or CommandPlan([], launched=True)
+    plan.run = _program(flags, rest, python)
+    if "num_processes" in flags:
+        plan.total_ranks = number(flags["num_processes"], env, plan, "--num_processes")
+    if "num_machines" in flags:
+        count = number(flags["num_machines"], env, plan, "--num_machines")
+        plan.nodes = None if count is None else (count, count)
+    plan.restarts = number(flags.get("max_restarts"), env, plan, "--max_restarts")
     if "mixed_precision" in flags:
         plan.env["ACCELERATE_MIXED_PRECISION"] = flags["mixed_precision"]
     if "num_cpu_threads_per_process" in flags:
         plan.env["OMP_NUM_THREADS"] = flags["num_cpu_threads_per_process"]
-    if {"cpu", "use_cpu"} & set(flags):
-        plan.env["ACCELERATE_USE_CPU"] = "true"
+    for name, value in flags.items():
+        plan.env |= accelerate_variable("", name, value.strip("\"'")) or {}
     return plan
 
 
 def _fabric(words: list[str], env: Mapping[str, str]) -> CommandPlan | None:
-    read = _flags(words, _FABRIC_VALUED, frozenset())
+    read = _flags(words, _FABRIC_VALUED.__contains__, frozenset())
     if read is None:
         return None
     flags, rest = read
     plan = CommandPlan(["python", "-u", *rest], launched=True)
-    plan.ranks = _number(flags.get("devices"), env, plan, "--devices")
-    count = _number(flags.get("num_nodes"), env, plan, "--num-nodes")
+    plan.ranks = number(flags.get("devices"), env, plan, "--devices")
+    count = number(flags.get("num_nodes"), env, plan, "--num-nodes")
     plan.nodes = None if count is None else (count, count)
     plan.env["LT_CLI_USED"] = "1"
     for name in ("accelerator", "strategy", "devices", "num_nodes", "precision"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.schemas.foreign.commands import CommandPlan
-from phalanx.schemas.foreign.pods import PodNeeds
+from phalanx.schemas.foreign.needs import PodNeeds
 from phalanx.schemas.foreign.reader import ForeignReader
 from phalanx.schemas.foreign.rules import ConversionLog, KeyAction
 from phalanx.schemas.spec.fields import MAX_NODES, MAX_SLOTS_PER_NODE
@@ -58,6 +58,8 @@ def gang(size: GangSize, plan: CommandPlan, needs: PodNeeds, log: ConversionLog)
     }
     placement = {"selector": needs.selector, "tolerate": needs.tolerate}
     found["placement"] = {key: one for key, one in placement.items() if one}
+    if plan.framework is not None:
+        found["framework"] = plan.framework
     if needs.grace is not None:
         found["grace"] = f"{needs.grace}s"
     if plan.restarts is not None:

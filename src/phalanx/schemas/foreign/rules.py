@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -10,6 +10,9 @@ from typing import Any
 from phalanx.errors import Problem
 from phalanx.kit.text import nearest, shorten
 from phalanx.schemas.foreign.documents import ForeignDocument, Path
+
+PROGRAM = "PROGRAM"
+"""The placeholder that gives a file without a program one: `--set PROGRAM='python train.py'`."""
 
 
 class KeyAction(StrEnum):
@@ -83,6 +86,15 @@ class Conversion:
     treatments: tuple[Treatment, ...]
     problems: tuple[Problem, ...]
     lines: Mapping[str, int]
+    #: the spec is that of a study
+    is_study: bool = False
+    #: further stages of a pipeline, each after the one before
+    then: tuple[Conversion, ...] = ()
+
+    @property
+    def all(self) -> tuple[Conversion, ...]:
+        """This one and the stages after it."""
+        return (self, *self.then)
 
     @property
     def warnings(self) -> list[Treatment]:
@@ -94,10 +106,23 @@ class Conversion:
 class ConversionLog:
     """What was mapped, dropped and refused so far."""
 
+    #: name of the file, for messages
     origin: str
+    #: image, volumes and settings of the cluster are left out
     local: bool = False
+    #: values of `--set` that are read by the converter and replace no text
+    values: Mapping[str, str] = field(default_factory=dict)
+    #: names of these values that were read
+    used: set[str] = field(default_factory=set)
+    #: reads a text file by its path relative to the folder of the job file; None where there is none
+    read_file: Callable[[str], str | None] | None = None
+    #: documents of the file beside the job
+    beside: Sequence[ForeignDocument] = ()
+    #: what became of each key, by line and path
     treatments: dict[tuple[int, str], Treatment] = field(default_factory=dict)
+    #: what was refused
     problems: list[Problem] = field(default_factory=list)
+    #: the line that each key of the spec comes from
     lines: dict[str, int] = field(default_factory=dict)
 
     def note(self, line: int, key: str, action: KeyAction, text: str) -> None:
@@ -113,6 +138,30 @@ class ConversionLog:
         shown = shorten(repr(value)) if plain else None
         self.problems.append(Problem(f"{self.origin}, line {line}: {shorten(key)}", text, shown))
 
+    def given(self, name: str) -> str | None:
+        """The value of `--set NAME=…`, or None."""
+        if name not in self.values:
+            return None
+        self.used.add(name)
+        return self.values[name]
+
+    def forget(self, document: ForeignDocument) -> None:
+        """Take back what was recorded about a whole document."""
+        line = document.line(())
+        for key in [one for one in self.treatments if one[0] == line]:
+            del self.treatments[key]
+
+    def another(self) -> ConversionLog:
+        """An empty log for another job of the same file."""
+        return ConversionLog(self.origin, self.local, self.values, self.used, self.read_file)
+
+    def moved(self, lines: int, prefix: str) -> ConversionLog:
+        """A log for a document inside a text of this one, which begins `lines` lines below its top.
+
+        What it records is recorded here.
+        """
+        return _InnerLog(self, lines, prefix)
+
     def came_from(self, line: int, *keys: str) -> None:
         """Remember which line keys of the spec come from."""
         for key in keys:
@@ -124,6 +173,26 @@ class ConversionLog:
         ordered = sorted(self.treatments.values(), key=lambda one: one.line)
         unique = {(one.path, one.message): one for one in self.problems}
         return Conversion(tool, full, tuple(ordered), tuple(unique.values()), self.lines)
+
+
+class _InnerLog(ConversionLog):
+    """The log of a document inside another one."""
+
+    def __init__(self, outer: ConversionLog, lines: int, prefix: str) -> None:
+        super().__init__(outer.origin, outer.local, outer.values, outer.used)
+        self._outer, self._lines, self._prefix = outer, lines, prefix
+
+    def note(self, line: int, key: str, action: KeyAction, text: str) -> None:
+        """Record it with the line and the path of the outer document."""
+        self._outer.note(line + self._lines, f"{self._prefix}.{key}", action, text)
+
+    def refuse(self, line: int, key: str, text: str, value: Any = None) -> None:
+        """Refuse it with the line and the path of the outer document."""
+        self._outer.refuse(line + self._lines, f"{self._prefix}.{key}", text, value)
+
+    def came_from(self, line: int, *keys: str) -> None:
+        """Remember the line of the outer document."""
+        self._outer.came_from(line + self._lines, *keys)
 
 
 @dataclass(slots=True)

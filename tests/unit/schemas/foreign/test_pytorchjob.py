@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import SpecInvalid
 from phalanx.schemas.foreign.formats import convert
-from phalanx.schemas.foreign.pytorchjob import TABLE
+from phalanx.schemas.foreign.kubernetes.pytorchjob import TABLE
 from phalanx.schemas.foreign.rules import Conversion, KeyAction
 from phalanx.schemas.spec.document import resolved, validate_spec
 
@@ -183,7 +183,7 @@ def test_unequal_templates_are_refused_with_what_would_work() -> None:
             "elasticPolicy: {minReplicas: 3, maxReplicas: 2}\n  runPolicy: {",
             "must be at least minReplicas",
         ),
-        ("    Worker:", "    Chief:", "must be Master or Worker"),
+        ("    Worker:", "    Chief:", "must be Master, Worker"),
         ("claimName: corpus", "claimName: [1]", "this volume is not supported"),
         (
             "            image",

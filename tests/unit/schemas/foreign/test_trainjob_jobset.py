@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from phalanx.schemas.foreign import jobset, trainjob
 from phalanx.schemas.foreign.formats import convert
+from phalanx.schemas.foreign.kubernetes import jobset, trainjob
 from phalanx.schemas.foreign.rules import Conversion, RuleTable
 from phalanx.schemas.spec.document import resolved, validate_spec
 from unit.schemas.foreign.test_pytorchjob import SCHEMAS, leaves
@@ -122,7 +122,7 @@ def test_a_trainjob_becomes_a_spec() -> None:
             TRAINJOB,
             "torch-distributed",
             "mpi",
-            "line 5: spec.runtimeRef: only the runtime torch-dist",
+            "line 5: spec.runtimeRef.name: known are torch-distributed",
         ),
         (
             TRAINJOB,

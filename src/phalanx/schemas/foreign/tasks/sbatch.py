@@ -20,7 +20,7 @@ from phalanx.schemas.foreign.commands import (
 )
 from phalanx.schemas.foreign.documents import ForeignDocument, Path
 from phalanx.schemas.foreign.gangs import GangSize, gang, merged
-from phalanx.schemas.foreign.pods import PodNeeds
+from phalanx.schemas.foreign.needs import PodNeeds
 from phalanx.schemas.foreign.reader import ForeignReader
 from phalanx.schemas.foreign.rules import (
     ConversionLog,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any
 
 from phalanx.kit.units import parse_quantity
 from phalanx.schemas.foreign.documents import unfilled_in
+from phalanx.schemas.foreign.needs import PodNeeds
 from phalanx.schemas.foreign.reader import ForeignReader
 from phalanx.schemas.foreign.rules import KeyAction, KeyRule, dropped, mapped, refused, under
 from phalanx.schemas.spec.roles import OUR_PREFIXES, OURS
@@ -21,6 +21,10 @@ _GPU_LABELS = (
     "cloud.google.com/gke-accelerator",
     "k8s.amazonaws.com/accelerator",
     "amd.com/gpu.product-name",
+)
+# Programs that may stand at the head of arguments without a command.
+_STARTS = re.compile(
+    r"(.*/)?(python3?(\.\d+)?|(ba)?sh|torchrun|accelerate|fabric|mpirun|mpiexec|horovodrun|deepspeed|env)"
 )
 _NO_POD = "pods of a job have no such setting here; remove it"
 _CONTAINER: tuple[KeyRule, ...] = (
@@ -43,7 +47,7 @@ _CONTAINER: tuple[KeyRule, ...] = (
     *refused("restarts are those of the job", "restartPolicy", "restartPolicyRules"),
     *mapped("mounts", "volumeMounts", of_image=True),
 )
-_SPEC: tuple[KeyRule, ...] = (
+POD_SPEC: tuple[KeyRule, ...] = (
     *under("containers.*", _CONTAINER),
     *refused(
         "containers before the ranks are not supported; write their command in `setup:` of a job spec, or "
@@ -75,7 +79,7 @@ _SPEC: tuple[KeyRule, ...] = (
 )
 POD_TEMPLATE: tuple[KeyRule, ...] = (
     *dropped("labels of pods are those of Phalanx", "metadata"),
-    *under("spec", _SPEC),
+    *under("spec", POD_SPEC),
 )
 METADATA: tuple[KeyRule, ...] = (
     *mapped("name", "metadata.name", "metadata.generateName"),
@@ -89,57 +93,24 @@ METADATA: tuple[KeyRule, ...] = (
 )
 
 
-@dataclass(slots=True)
-class PodNeeds:
-    """What one node of the gang gets from a pod template."""
-
-    #: the container's command and arguments
-    words: list[str] = field(default_factory=list)
-    #: variables with their values
-    env: dict[str, str] = field(default_factory=dict)
-    #: variables with values that are stored as secrets
-    secrets: list[str] = field(default_factory=list)
-    #: GPUs of the container
-    gpus: int = 0
-    #: whole CPUs, or None
-    cpus: int | None = None
-    #: bytes of memory, or None
-    memory: int | None = None
-    #: bytes of shared memory, or None
-    shm: int | None = None
-    #: container image
-    image: str | None = None
-    #: file systems as `source:/path[:ro]`
-    mounts: list[str] = field(default_factory=list)
-    #: labels of nodes
-    selector: dict[str, str] = field(default_factory=dict)
-    #: type of the GPU
-    accelerator: str | None = None
-    #: taints
-    tolerate: list[str] = field(default_factory=list)
-    #: seconds to exit
-    grace: int | None = None
-
-    def differences(self, other: PodNeeds) -> list[str]:
-        """The fields in which another template has other values."""
-        return [
-            "command" if one.name == "words" else one.name
-            for one in fields(self)
-            if getattr(self, one.name) != getattr(other, one.name)
-        ]
-
-
-def read_pod(template: ForeignReader, container: str | None) -> PodNeeds:
+def read_pod(
+    template: ForeignReader,
+    container: str | None,
+    starts: bool = True,
+    default_image: bool = False,
+) -> PodNeeds:
     """What a pod template asks for. Problems go to the log.
 
-    `container` is the name of the container that trains, or None where there may be only one.
+    `container` is the name of the container that trains, or None where there may be only one. Without
+    `starts` the container needs no command: that of another pod starts the ranks. With `default_image` it
+    needs no image.
     """
     needs = PodNeeds()
     spec = template.at("spec")
     main = _main(spec, container)
     if main is None:
         return needs
-    read_container(main, needs)
+    read_container(main, needs, starts=starts, default_image=default_image)
     _volumes(spec, main, needs)
     if not template.log.local:
         _placement(spec, needs)
@@ -147,10 +118,41 @@ def read_pod(template: ForeignReader, container: str | None) -> PodNeeds:
     return needs
 
 
-def read_container(main: ForeignReader, needs: PodNeeds, resources: str = "resources") -> None:
-    """Image, variables, command and resources of a container; `resources` is the key of the last."""
+def read_patch(spec: ForeignReader, needs: PodNeeds) -> None:
+    """Change the needs by a part of a pod's spec, as a patch of a runtime does."""
+    for container in spec.entries("containers"):
+        if container.value("name") in (None, "node"):
+            _environment(container, needs)
+            _volumes(spec, container, needs)
+            if container.value("resources") is not None:
+                _resources(container, container.at("resources"), needs)
+            for key in ("command", "args"):
+                if container.value(key) is not None:
+                    container.refuse(
+                        key, "a patch cannot change the command; write it in the trainer"
+                    )
+        else:
+            said = "a container beside the one that trains is not supported; remove it"
+            container.log.refuse(container.line, container.shown, said)
+    if not spec.log.local:
+        _placement(spec, needs)
+    grace = spec.whole("terminationGracePeriodSeconds", 0, 86_400)
+    needs.grace = needs.grace if grace is None else grace
+
+
+def read_container(
+    main: ForeignReader,
+    needs: PodNeeds,
+    resources: str = "resources",
+    starts: bool = True,
+    default_image: bool = False,
+) -> None:
+    """Image, variables, command and resources of a container; `resources` is the key of the last.
+
+    Without `starts` it may have no command. With `default_image` it may have no image.
+    """
     image = main.text("image")
-    if image is None and not main.log.local:
+    if image is None and not main.log.local and not default_image:
         main.refuse("image", "is required: the container image")
     elif image is None or main.log.local:
         pass
@@ -160,7 +162,7 @@ def read_container(main: ForeignReader, needs: PodNeeds, resources: str = "resou
         needs.image = image
         main.log.came_from(main.line_of("image"), "image")
     _environment(main, needs)
-    _command(main, needs)
+    _command(main, needs, starts)
     _resources(main, main.at(resources), needs)
 
 
@@ -200,7 +202,11 @@ def _environment(main: ForeignReader, needs: PodNeeds) -> None:
             ):
                 one.refuse("value", "must be text; put it in quotes")
                 continue
-            needs.env[name] = _expanded("" if value is None else str(value), needs.env)
+            text = _expanded("" if value is None else str(value), needs.env)
+            if missing := unfilled_in(text):
+                said = f"has no value for ${missing[0]}; add --set {missing[0]}=VALUE"
+                one.refuse("value", f"{name} {said}")
+            needs.env[name] = text
 
 
 def _value_from(one: ForeignReader, name: str, needs: PodNeeds) -> None:
@@ -221,10 +227,15 @@ def _expanded(text: str, env: Mapping[str, str]) -> str:
     return _REFERENCE.sub(lambda one: env.get(one[1], one[0]), text)
 
 
-def _command(main: ForeignReader, needs: PodNeeds) -> None:
+def _command(main: ForeignReader, needs: PodNeeds, starts: bool) -> None:
     words = [*main.words("command"), *main.words("args")]
-    if not words:
+    if not starts:
+        pass
+    elif not words:
         main.refuse("command", "is required: the entry point of an image is not known here")
+    elif not main.words("command") and _STARTS.fullmatch(words[0]):
+        said = "run; the entry point of the image is not used"
+        main.note("args", KeyAction.MAPPED, said)
     elif not main.words("command"):
         main.refuse("args", "needs `command`: the entry point of an image is not known here")
     needs.words = [_expanded(one, needs.env) for one in words]
@@ -301,6 +312,10 @@ def _mount(volume: ForeignReader, mount: ForeignReader, path: str, needs: PodNee
         else:
             needs.shm = math.ceil(amount)
             mount.log.came_from(inner.line, "resources.shm")
+        return
+    if kind == "emptyDir":
+        said = "an empty folder: the program makes it in the container"
+        mount.log.note(mount.line, mount.shown, KeyAction.DROPPED, said)
         return
     sources = {
         "persistentVolumeClaim": ("pvc", inner.value("claimName")),

@@ -1,0 +1,87 @@
+"""PyTorchJob (kubeflow.org/v1) as a job spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.schemas.foreign.commands import read_words
+from phalanx.schemas.foreign.gangs import GangSize, gang, head, merged
+from phalanx.schemas.foreign.kubernetes.pods import METADATA, read_pod
+from phalanx.schemas.foreign.kubernetes.training_operator import (
+    RUN_POLICY,
+    read_replicas,
+    read_roles,
+    replica_rules,
+    run_policy,
+)
+from phalanx.schemas.foreign.needs import one_template
+from phalanx.schemas.foreign.reader import ForeignReader
+from phalanx.schemas.foreign.rules import KeyRule, RuleTable, dropped, mapped
+from phalanx.schemas.spec.fields import MAX_NODES
+
+TOOL = "PyTorchJob"
+_RULES: tuple[KeyRule, ...] = (
+    *mapped("the format", "apiVersion", "kind"),
+    *METADATA,
+    *mapped("resources.slots_per_node", "spec.nprocPerNode", "spec.elasticPolicy.nProcPerNode"),
+    *replica_rules("pytorchReplicaSpecs"),
+    *mapped("recovery.rank_crash.count", "spec.elasticPolicy.maxRestarts"),
+    *mapped("resources.nodes", "spec.elasticPolicy.minReplicas", "spec.elasticPolicy.maxReplicas"),
+    *dropped("Phalanx connects the ranks itself", "spec.elasticPolicy.rdzvBackend"),
+    *dropped("Phalanx connects the ranks itself", "spec.elasticPolicy.rdzvConf"),
+    *dropped("Phalanx connects the ranks itself", "spec.elasticPolicy.rdzvHost"),
+    *dropped("Phalanx connects the ranks itself", "spec.elasticPolicy.rdzvId"),
+    *dropped("Phalanx connects the ranks itself", "spec.elasticPolicy.rdzvPort"),
+    *dropped("Phalanx connects the ranks itself", "spec.elasticPolicy.standalone"),
+    *dropped("an elastic job grows with free slots, not by metrics", "spec.elasticPolicy.metrics"),
+    *RUN_POLICY,
+)
+TABLE = RuleTable(_RULES)
+
+
+def convert_pytorchjob(document: ForeignReader) -> dict[str, Any]:
+    """The spec of a PyTorchJob. Problems go to the log of the reader."""
+    log, body = document.log, document.at("spec")
+    spec = head(document)
+    roles = read_roles(body, "pytorchReplicaSpecs", {"master": "", "worker": ""})
+    if not roles:
+        body.refuse("pytorchReplicaSpecs", "is required: Master, Worker or both")
+        return spec
+    found = [(role, read_pod(role.at("template"), "pytorch")) for _, role in roles]
+    needs = one_template(found)
+    counts = {kind: read_replicas(role, 1 if kind == "master" else None) for kind, role in roles}
+    size = _size(body, roles[-1][1], counts)
+    container = roles[0][1].at("template").at("spec").line_of("containers")
+    log.came_from(container, "run", "setup", "env")
+    plan = read_words(needs.words, needs.env)
+    plan.restarts = plan.restarts if body.value("elasticPolicy") is None else None
+    return merged(merged(spec, gang(size, plan, needs, log)), run_policy(body, roles[-1][1]))
+
+
+def _size(body: ForeignReader, last: ForeignReader, counts: dict[str, int]) -> GangSize:
+    nodes, line = sum(counts.values()), last.line_of("replicas")
+    if nodes < 1:
+        last.refuse("replicas", "must be at least 1", nodes)
+    policy = body.at("elasticPolicy")
+    elastic = None
+    if policy.data():
+        low = policy.whole("minReplicas", 1, MAX_NODES)
+        high = policy.whole("maxReplicas", 1, MAX_NODES)
+        workers = max(counts.get("worker", 0), 1)
+        masters = counts.get("master", 0)
+        elastic = (masters + (low or workers), masters + (high or workers))
+        if elastic[0] > elastic[1]:
+            policy.refuse("maxReplicas", f"must be at least minReplicas, {low}", high)
+            elastic = None
+        elif elastic[0] == elastic[1]:
+            elastic = None
+    ranks = None
+    word = body.value("nprocPerNode")
+    if word in ("auto", "gpu", None):
+        ranks = 0
+    elif word == "cpu":
+        body.refuse("nprocPerNode", "a process for each CPU is not supported; write a number")
+    else:
+        ranks = body.whole("nprocPerNode", 1, 4096)
+    own = policy.whole("nProcPerNode", 1, 4096)
+    return GangSize(line, max(nodes, 1), elastic, ranks if own is None else own)
