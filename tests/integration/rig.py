@@ -9,7 +9,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,12 @@ class Rig:
         view = self.client.submit(SubmitRequest(spec=spec(**changes), owner="ada")).job
         assert view is not None
         return view.num
+
+    def retain(self, **periods: float | None) -> None:
+        """Set retention periods of the platform, in seconds."""
+        rules = self.platform.retention
+        rules = replace(rules, periods=replace(rules.periods, **periods))
+        object.__setattr__(self.platform, "retention", rules)
 
     def turn(self, seconds: float = 0.0) -> None:
         """Every loop once, in the order of one job's life."""

@@ -245,6 +245,7 @@ CHANGES: dict[Call, Change] = {
         path="/api/v1/projects/vision",
         is_removal=True,
     ),
+    ("PATCH", "/api/v1/projects/{name}/retention"): Change(json={"logs": "30d"}, is_new=True),
     ("PUT", SCHEDULES): Change(json=SCHEDULE, is_new=True),
     ("DELETE", SCHEDULES): Change(SCHEDULE_THERE, is_removal=True),
     ("POST", f"{SCHEDULES}/pause"): Change(SCHEDULE_THERE),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -240,6 +244,31 @@ def test_a_deletion_that_is_cut_at_any_step_is_completed_by_the_next_one(
                 sweep(rig)
     sweep(rig)
     assert_gone(rig, num)
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("lines", [1, 3, 6, 9, 12, 15])
+def test_sigkill_at_any_point_leaves_what_the_next_sweep_completes(rig: Rig, lines: int) -> None:
+    nums = [ended(rig, **with_store(rig)) for _ in range(2)]
+    for num in nums:
+        rig.client.retention.delete(num)
+    words = [sys.executable, "-m", "integration.deletion_worker", str(rig.platform.home.root)]
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) as child:
+        assert child.stdout is not None
+        said = [child.stdout.readline() for _ in range(lines)]
+        child.send_signal(signal.SIGKILL)
+    assert all(said) and "done\n" not in said
+    rig.clock.advance(HOUR_S)
+    assert sweep(rig) is None
+    for num in nums:
+        assert_gone(rig, num)
+
+
+def test_it_is_said_of_every_table_whether_its_rows_go_with_their_job() -> None:
+    of_jobs = {table.name for table in metadata.sorted_tables if "job" in table.c}
+    assert of_jobs == deletions.DELETED_TABLES | deletions.KEPT_TABLES | {"deleted_jobs"}
+    assert not deletions.DELETED_TABLES & deletions.KEPT_TABLES
 
 
 def test_rows_go_in_batches(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

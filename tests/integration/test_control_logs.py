@@ -15,7 +15,7 @@ from phalanx.launch import secret_files
 from phalanx.schemas.wire import supervision as wire
 from phalanx.server.settings import RetentionSettings, Settings
 from phalanx.services.lifecycle import leftover_logs
-from phalanx.services.lifecycle.retention import RetentionProgress, retention_step
+from phalanx.services.retention.expired_data import RetentionProgress, retention_step
 
 pytestmark = pytest.mark.integration
 SMALL = {"nodes": 1, "slots_per_node": 1}
@@ -199,5 +199,6 @@ def test_a_stream_that_has_expired_whole_is_counted(rig: Rig) -> None:
     num, supervisor = started(rig)
     supervisor.log(0, lines(0, 3))
     rig.clock.advance(100_000)
-    retention_step(rig.platform, RetentionProgress(3600.0, None), rig.clock.now())
+    rig.retain(logs=3600.0)
+    retention_step(rig.platform, RetentionProgress(), rig.clock.now())
     assert told(rig, num) == [("expired", 24)]

@@ -10,8 +10,8 @@ from sqlalchemy import func, select
 
 from integration.rig import Rig
 from phalanx.services.lifecycle import code as code_service
-from phalanx.services.lifecycle import retention
-from phalanx.services.lifecycle.retention import RetentionProgress, retention_step
+from phalanx.services.retention import expired_data as retention
+from phalanx.services.retention.expired_data import RetentionProgress, retention_step
 from phalanx.store.tables import commands, jobs, log_segments, metric_chunks
 
 pytestmark = pytest.mark.integration
@@ -53,6 +53,14 @@ def kept(rig: Rig, num: int) -> tuple[int, int, int]:
     return tuple(rows(rig, one, num) for one in (log_segments, metric_chunks, commands))
 
 
+def with_periods(
+    rig: Rig, logs: float | None = None, metrics: float | None = None
+) -> RetentionProgress:
+    """A new sweep, with these periods of the platform."""
+    rig.retain(logs=logs, metrics=metrics)
+    return RetentionProgress()
+
+
 def sweep_all(rig: Rig, sweep: RetentionProgress) -> int:
     steps = 1
     while retention_step(rig.platform, sweep, rig.clock.now()):
@@ -76,7 +84,7 @@ def test_output_and_metrics_go_when_they_are_old(rig: Rig, monkeypatch: pytest.M
     code.mkdir()
     rig.clock.advance(10 * DAY_S)
     young = ended(rig)
-    sweep = RetentionProgress(days(5), days(20))
+    sweep = with_periods(rig, days(5), days(20))
     assert sweep_all(rig, sweep) > 3
     assert kept(rig, first) == kept(rig, second) == (0, 3, 0)
     assert kept(rig, young) == (3, 3, 1)
@@ -96,7 +104,7 @@ def test_a_job_that_runs_for_long_keeps_its_newest_output_and_its_launch(rig: Ri
     folder = node_folder(rig, num)
     rig.clock.advance(30 * DAY_S)
     supervisor.log(12, b"new\n")
-    sweep_all(rig, RetentionProgress(days(5), days(5)))
+    sweep_all(rig, with_periods(rig, days(5), days(5)))
     gap, new = rig.client.logs(num).lines
     assert (gap.gap.cause, gap.gap.num_bytes, new.text) == ("expired", 12, "new")
     assert kept(rig, num) == (1, 3, 1) and folder.is_dir()
@@ -107,7 +115,7 @@ def test_a_job_that_runs_for_long_keeps_its_newest_output_and_its_launch(rig: Ri
 def test_without_ages_nothing_goes(rig: Rig) -> None:
     num = ended(rig)
     rig.clock.advance(1000 * DAY_S)
-    sweep_all(rig, RetentionProgress())
+    sweep_all(rig, with_periods(rig))
     assert kept(rig, num) == (3, 3, 0)
 
 
@@ -135,10 +143,10 @@ def test_code_goes_a_week_after_its_last_job_was_over(rig: Rig, used: bool) -> N
     paths = [archive(rig, digest, age) for digest, age in zip(digests, (8, 8, 8, 6), strict=True)]
     code_service.has(rig.platform.home, digests[2])  # somebody is about to submit with it
     os.utime(paths[2], (rig.clock.now() / 1e6,) * 2)
-    sweep_all(rig, RetentionProgress())
+    sweep_all(rig, with_periods(rig))
     assert [one.exists() for one in paths] == [used, used, True, True]
     rig.clock.advance(8 * DAY_S)
-    sweep_all(rig, RetentionProgress())
+    sweep_all(rig, with_periods(rig))
     assert [one.exists() for one in paths] == [False, used, False, False]
 
 

@@ -22,8 +22,8 @@ from phalanx.executors.protocol import SupervisorRef
 from phalanx.launch import secret_files
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.server.settings import SecretSettings, Settings
-from phalanx.services.lifecycle.retention import RetentionProgress, retention_step
 from phalanx.services.lifecycle.sync import supervisor_secrets
+from phalanx.services.retention.expired_data import RetentionProgress, retention_step
 from phalanx.services.secrets import values as secret_store
 from phalanx.services.secrets.values import adopt_files
 from phalanx.store.schema import metadata

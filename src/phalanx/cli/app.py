@@ -34,6 +34,7 @@ from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, quotas, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
 from phalanx.cli.verbs.retention import jobs as retention
+from phalanx.cli.verbs.retention import periods as _periods  # noqa: F401 (adds verbs to two groups)
 from phalanx.cli.verbs.secrets import secrets_app
 from phalanx.cli.verbs.studies.sweep import sweep_app
 from phalanx.cli.verbs.tenancy.accounts import grants_app, groups_app, users_app, whoami

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import httpx
 
-from phalanx.schemas.api.jobs import DeletionView, JobView, PinRequest, PinView
+from phalanx.schemas.api.jobs import (
+    DeletionView,
+    JobView,
+    PeriodsRequest,
+    PeriodsView,
+    PinRequest,
+    PinView,
+    RetentionView,
+)
 from phalanx.sdk.transport import V1, Transport
 
 
@@ -38,6 +48,22 @@ class RetentionCalls(Transport):
         """
         params = {"dry_run": "true"} if dry_run else {}
         return self._delete_with_answer(f"{V1}/jobs/{num}", DeletionView, params)
+
+    def overview(self) -> RetentionView:
+        """The periods, what the next sweep deletes, and open deletions. Needs the scope admin."""
+        return self._get(f"{V1}/retention", RetentionView)
+
+    def periods(self, project: str) -> PeriodsView:
+        """The retention periods of a project."""
+        return self._get(f"{V1}/projects/{quote(project, safe='')}/retention", PeriodsView)
+
+    def set_periods(self, project: str, **periods: str | None) -> PeriodsView:
+        """Change periods of a project, such as `logs="30d"`; None: as its parent or the platform.
+
+        Raises SpecInvalid. Needs the scope admin.
+        """
+        path = f"{V1}/projects/{quote(project, safe='')}/retention"
+        return self._patch(path, PeriodsRequest.model_validate(periods), PeriodsView)
 
     def pin_checkpoint(self, num: int, checkpoint: str) -> PinView:
         """Keep one checkpoint: `latest`, `best`, a step, the name of its folder or its path.

@@ -158,7 +158,9 @@ def build_context(  # noqa: PLR0913
             contact_lost_after_s=settings.contact_lost_after_s,
             log_limit=settings.retention.log_bytes_per_job,
             retention=RetentionRules(
-                stores=settings.retention.stores, store_env=store_environment()
+                settings.retention.periods,
+                stores=settings.retention.stores,
+                store_env=store_environment(),
             ),
             policy=policy_of(settings.scheduler),
             sampler=sampler or SamplerWorker(),

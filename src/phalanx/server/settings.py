@@ -22,6 +22,7 @@ from phalanx.checkpoint.encryption import parse_keys
 from phalanx.checkpoint.removal.far import VARIABLES
 from phalanx.core.cost.anomalies import AnomalyLimits
 from phalanx.core.cost.prices import HOUR_US, NANO
+from phalanx.core.retention.policy import RetentionPeriods
 from phalanx.core.scheduling import DEFAULT_POLICY, PlannerConfig
 from phalanx.core.tenancy.identities import ClaimNames
 from phalanx.errors import Problem, SpecInvalid, UserError
@@ -374,7 +375,7 @@ class CostSettings(SettingsGroup):
 
 
 class RetentionSettings(SettingsGroup):
-    """Ages after which data are deleted, such as `30d`. Jobs, events and checkpoints are kept."""
+    """Times after the end of a job at which its data are deleted, such as `30d`; projects may differ."""
 
     logs: Age = Field(
         default=None,
@@ -384,6 +385,20 @@ class RetentionSettings(SettingsGroup):
     metrics: Age = Field(
         default=None,
         description="Age of ended jobs at which their metrics are deleted; absent: never.",
+    )
+    checkpoints: Age = Field(
+        default=None,
+        description="Time after the end of a job at which its checkpoints are deleted, except the newest, "
+        "the best and pinned ones; absent: never.",
+    )
+    code: Age = Field(
+        default=7 * 86_400.0,
+        description="Time after the end of the last job with a code archive at which it is deleted.",
+    )
+    jobs: Age = Field(
+        default=None,
+        description="Time after the end of a job at which it is deleted with everything that it has; "
+        "absent: never.",
     )
     log_bytes_per_job: Size = Field(
         default=512 << 20,
@@ -396,6 +411,17 @@ class RetentionSettings(SettingsGroup):
         description="Prefixes of object stores in which the control plane may delete the checkpoints of "
         'deleted jobs, as JSON: `["s3://team/"]`. Absent: every store that a job names.',
     )
+
+    @property
+    def periods(self) -> RetentionPeriods:
+        """The periods of projects that have none of their own."""
+        return RetentionPeriods(
+            logs=self.logs,
+            metrics=self.metrics,
+            checkpoints=self.checkpoints,
+            code=self.code,
+            jobs=self.jobs,
+        )
 
 
 class ApiSettings(SettingsGroup):

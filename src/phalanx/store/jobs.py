@@ -8,7 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import Integer, String, Text, and_, bindparam, cast, func, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Select,
+    String,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    func,
+    or_,
+    select,
+    true,
+)
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.gang.placement import Demand
@@ -20,7 +33,7 @@ from phalanx.kit.units import to_rfc3339
 from phalanx.store.database import Tx, columns_of, read, take_numbers
 from phalanx.store.engines.many_rows import JsonText, run_many, to_json
 from phalanx.store.index import listing
-from phalanx.store.schema.retention import deleted_jobs
+from phalanx.store.schema.retention import deleted_jobs, job_marks
 from phalanx.store.tables import job_labels, jobs
 
 _BATCH = 500
@@ -458,10 +471,59 @@ def folder_users(tx: Tx, *, recent: int = 5000) -> list[FolderUser]:
     return read(tx, FolderUser, query)
 
 
-def code_in_use(tx: Tx, *, since: int) -> set[str]:
+@dataclass(frozen=True, slots=True)
+class JobsOf:
+    """Jobs of some projects, or with `projects` None of all but `others`."""
+
+    projects: tuple[str, ...] | None = None
+    others: tuple[str, ...] = ()
+
+    def term(self) -> ColumnElement[bool]:
+        """The condition on the row of a job."""
+        if self.projects is not None:
+            return jobs.c.project.in_(self.projects)
+        return jobs.c.project.not_in(self.others) if self.others else true()
+
+
+EVERY_JOB = JobsOf()
+_PINNED = select(job_marks.c.job).where(job_marks.c.kind == "pinned")
+
+
+def ended_before(
+    tx: Tx, before: int, among: JobsOf, *, seen: tuple[int, int], limit: int
+) -> list[Finished]:
+    """The next jobs that ended before a time, ordered by end time, behind (end, number); no pinned ones."""
+    columns = [jobs.c[field.name] for field in fields(Finished)]
+    behind = or_(jobs.c.ended_at > seen[0], and_(jobs.c.ended_at == seen[0], jobs.c.num > seen[1]))
+    query = select(*columns).where(
+        jobs.c.ended_at < before, behind, among.term(), jobs.c.num.not_in(_PINNED)
+    )
+    return read(tx, Finished, query.order_by(jobs.c.ended_at, jobs.c.num).limit(limit))
+
+
+def unpinned(among: JobsOf) -> Select[Any]:
+    """A query for the numbers of jobs without a pin."""
+    return select(jobs.c.num).where(among.term(), jobs.c.num.not_in(_PINNED))
+
+
+def pinned(tx: Tx) -> frozenset[int]:
+    """The numbers of all pinned jobs."""
+    return frozenset(tx.conn.execute(_PINNED).scalars())
+
+
+def code_of_pinned(tx: Tx) -> set[str]:
+    """Digests of the code of pinned jobs."""
+    query = select(jobs.c.code_digest).where(
+        jobs.c.num.in_(_PINNED), jobs.c.code_digest.is_not(None)
+    )
+    return set(tx.conn.execute(query.distinct()).scalars())
+
+
+def code_in_use(tx: Tx, *, since: int, among: JobsOf = EVERY_JOB) -> set[str]:
     """Digests of the code of jobs that have not ended, or ended at or after `since`."""
     alive = or_(jobs.c.ended_at.is_(None), jobs.c.ended_at >= since)
-    query = select(jobs.c.code_digest).where(alive, jobs.c.code_digest.is_not(None)).distinct()
+    known = jobs.c.code_digest.is_not(None)
+    query = select(jobs.c.code_digest).where(alive, known, among.term()).distinct()
     return set(tx.conn.execute(query).scalars())
 
 

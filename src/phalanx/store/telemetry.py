@@ -436,14 +436,19 @@ def last_chunk_id(tx: Tx) -> int:
     return int(tx.conn.execute(select(func.max(metric_chunks.c.id))).scalar() or 0)
 
 
-def drop_logs(tx: Tx, *, before: int, limit: int) -> int:
-    """Delete up to `limit` of the oldest segments from before a time and return their number.
+def drop_logs(
+    tx: Tx, *, before: int, limit: int, among: Select[Any] | None = None
+) -> tuple[int, int]:
+    """Delete up to `limit` of the oldest segments from before a time; returns their number and bytes.
 
-    They are numbered as they come, so those to go are the first ones.
+    They are numbered as they come, so those to go are the first ones. `among` is a query for the numbers of
+    jobs; None: all jobs.
     """
     here = log_segments.c
     columns = (here.id, here.at, here.job, here.attempt, here.generation, here.rank, here.stream)
     query = select(*columns, _END.label("end"), func.length(here.data).label("size"))
+    if among is not None:
+        query = query.where(here.job.in_(among))
     rows = tx.conn.execute(query.order_by(here.id).limit(limit)).all()
     old = [row for row in rows if row.at < before]
     sizes: Counter[int] = Counter()
@@ -456,7 +461,22 @@ def drop_logs(tx: Tx, *, before: int, limit: int) -> int:
         less = log_volumes.c.stored_bytes - size
         is_job = log_volumes.c.job == job
         tx.conn.execute(log_volumes.update().where(is_job).values(stored_bytes=less))
-    return _drop(tx, log_segments, [row.id for row in old])
+    return _drop(tx, log_segments, [row.id for row in old]), sum(sizes.values())
+
+
+def old_logs(tx: Tx, *, before: int, among: Select[Any]) -> tuple[int, int]:
+    """The number and the bytes of segments from before a time, of some jobs."""
+    here = log_segments.c
+    size = func.coalesce(func.sum(func.length(here.data)), 0)
+    query = select(func.count(), size).where(here.at < before, here.job.in_(among))
+    found = tx.conn.execute(query).one()
+    return int(found[0]), int(found[1])
+
+
+def with_points(tx: Tx, nums: Sequence[int]) -> list[int]:
+    """Those of these jobs that have metrics."""
+    here = metric_chunks.c.job
+    return list(tx.conn.execute(select(here).where(here.in_(nums)).distinct()).scalars())
 
 
 def drop_points(tx: Tx, nums: Sequence[int], *, limit: int) -> int:

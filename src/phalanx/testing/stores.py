@@ -298,7 +298,7 @@ class StoreContract:
         def drop(limit: int) -> tuple[int, int]:
             return store.transact(
                 lambda tx: (
-                    telemetry.drop_logs(tx, before=NOW + 3, limit=limit),
+                    telemetry.drop_logs(tx, before=NOW + 3, limit=limit)[0],
                     telemetry.drop_points(tx, [1, 3], limit=limit),
                 )
             )

@@ -108,6 +108,9 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "retention.pin": lambda c: c.retention.pin(1),
     "retention.unpin": lambda c: c.retention.unpin(1),
     "retention.delete": lambda c: c.retention.delete(1, dry_run=True),
+    "retention.overview": lambda c: c.retention.overview(),
+    "retention.periods": lambda c: c.retention.periods("vision"),
+    "retention.set_periods": lambda c: c.retention.set_periods("vision", logs="30d"),
     "retention.pin_checkpoint": lambda c: c.retention.pin_checkpoint(1, "latest"),
     "retention.unpin_checkpoint": lambda c: c.retention.unpin_checkpoint(1, "latest"),
     "tokens": lambda c: c.tokens(),
@@ -206,6 +209,7 @@ def routes() -> dict[tuple[str, str], set[str]]:
     for module in parts:
         app.include_router(module.router)
     app.include_router(telemetry.reports)
+    app.include_router(retention.periods_router)
     found = {}
     for path, methods in app.openapi()["paths"].items():
         pattern = re.sub(r"\{\w+\}", "[^/]+", path)

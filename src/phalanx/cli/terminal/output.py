@@ -116,6 +116,18 @@ def holders(jobs: Iterable[int]) -> str:
     return " ".join(f"j-{num}" for num in jobs)
 
 
+_KEEPING = ("archived", "unarchived", "pinned", "unpinned", "expired")
+
+
+def _of_what(event: EventView) -> str:
+    """What of a job was pinned or has expired, in words."""
+    if event.kind == "expired":
+        count = event.data.get("items")
+        return f": {'' if count is None else f'{count} '}{event.data.get('what')}"
+    path = event.data.get("checkpoint")
+    return f": checkpoint {path}" if path else ""
+
+
 def notice(event: EventView) -> str | None:
     """A message for events that matter beside the states: warnings, bad checkpoints, resumes."""
     if event.kind == "warned":
@@ -136,6 +148,8 @@ def notice(event: EventView) -> str | None:
         return f"stacks of ranks {ranks} were stored: phalanx stacks JOB --kept"
     if event.kind == "profiled":
         return f"profiled: {event.data.get('finding', '')}: {event.data.get('said', '')}"
+    if event.kind in _KEEPING:
+        return f"{event.kind} by {event.actor}{_of_what(event)}"
     if event.kind == "save_begun":
         done = "failed" if event.data.get("failed") else "began"
         return f"a requested save {done} at step {event.data.get('step')}"

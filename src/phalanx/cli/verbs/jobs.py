@@ -250,6 +250,7 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
         ("ran", output.lasted(view.started_at, view.ended_at)),
         ("archived", None if view.archived_at is None else output.moment(view.archived_at)),
         ("pinned", _pin(view)),
+        ("deleted at", "\n".join(f"{output.moment(o.at)}: {o.kind}" for o in view.expires)),
         ("restarts", _restarts(view)),
         ("lineage", None if lineage is None else _lineage(lineage)),
         ("cost", _cost(view)),

@@ -164,6 +164,7 @@ def show_project(ctx: typer.Context, project: ProjectName, json: AsJson = False)
             ("max priority", view.max_priority),
             ("max running", view.max_running),
             ("residency", ", ".join(view.residency) or None),
+            ("retains", ", ".join(f"{kind} {one}" for kind, one in view.retain.items())),
             *(("requires label", f"{name}: {one}") for name, one in view.required_labels.items()),
             ("from", "a project file" if view.applied_at else "its jobs; no limits are set"),
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -47,8 +47,8 @@ class RetentionPeriods:
         return min(found, default=None)
 
 
-FOREVER = float("inf")
-"""The period of a project that keeps data without limit although the platform has one."""
+FOREVER = 1e12
+"""The period, in seconds, of a project that keeps data without limit although the platform has one."""
 
 
 def effective(default: RetentionPeriods, chosen: Iterable[Mapping[str, float]]) -> RetentionPeriods:
@@ -64,3 +64,13 @@ def effective(default: RetentionPeriods, chosen: Iterable[Mapping[str, float]]) 
             period = getattr(default, one.name)
         found[one.name] = None if period == FOREVER else period
     return RetentionPeriods(**found)
+
+
+def surplus(paths: Sequence[str], newest: str | None, kept: Collection[str]) -> list[str]:
+    """The checkpoints of a job that has ended which its retention period does not keep.
+
+    `paths` are its valid checkpoints, the oldest first. The newest one stays, which is the one that a job
+    would resume from where it is among them, and those of `kept`: the best, and what something needs.
+    """
+    last = newest if newest in paths else paths[-1] if paths else None
+    return [path for path in paths if path != last and path not in kept]

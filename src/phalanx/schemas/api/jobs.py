@@ -261,6 +261,7 @@ class JobView(ResponseBody):
     started_at: At | None = None
     ended_at: At | None = None
     stop_deadline_at: At | None = None
+    expires: list[ExpiryView] = Field(default_factory=list)  # of a job that has ended
     archived_at: At | None = None
     pinned_at: At | None = None
     pinned_by: str | None = None
@@ -283,6 +284,13 @@ class JobView(ResponseBody):
     def is_terminal(self) -> bool:
         """Whether it will never change again."""
         return self.state in ("succeeded", "failed", "cancelled")
+
+
+class ExpiryView(ResponseBody):
+    """When retention deletes a kind of data of a job: logs, metrics, checkpoints, code or jobs."""
+
+    kind: str
+    at: At
 
 
 class JobPage(ResponseBody):
@@ -534,6 +542,59 @@ class OpenDeletionView(ResponseBody):
     tries: int
     next_try_at: At
     error: str | None = None
+
+
+class ExpiringJobView(ResponseBody):
+    """A job, or surplus checkpoints of it, that the next retention sweep deletes."""
+
+    label: str
+    name: str
+    project: str
+    kind: str  # jobs or checkpoints
+    items: int
+    num_bytes: int
+
+
+class ExpiringView(ResponseBody):
+    """How much of one kind of data the next retention sweep deletes."""
+
+    kind: str
+    items: int
+    num_bytes: int
+
+
+class RetentionView(ResponseBody):
+    """Retention of the platform: periods by default, what the next sweep deletes, and what was deleted.
+
+    `expiring_jobs` are the first ones of what `expiring` counts. `held` are jobs that would be deleted if
+    nothing needed them. `open_removals` are checkpoints with files that are still to be deleted.
+    """
+
+    periods: dict[str, str]  # by kind, in words
+    expiring: list[ExpiringView] = Field(default_factory=list)
+    expiring_jobs: list[ExpiringJobView] = Field(default_factory=list)
+    held: int = 0
+    deletions: list[OpenDeletionView] = Field(default_factory=list)
+    open_removals: int = 0
+    removed: list[RemovedView] = Field(default_factory=list)
+
+
+class PeriodsRequest(RequestBody):
+    """Retention periods of a project to change, such as `30d`, `1y` or `forever`; null: as the platform."""
+
+    logs: ShortText | None = None
+    metrics: ShortText | None = None
+    checkpoints: ShortText | None = None
+    code: ShortText | None = None
+    jobs: ShortText | None = None
+
+
+class PeriodsView(ResponseBody):
+    """The retention periods of a project by kind, in words: its own, its parents' or the platform's."""
+
+    project: str
+    periods: dict[str, str]
+    own: dict[str, str] = Field(default_factory=dict)
 
 
 class RemovedView(ResponseBody):

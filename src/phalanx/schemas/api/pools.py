@@ -141,6 +141,7 @@ class ProjectView(ResponseBody):
     max_priority: int | None = None
     max_running: int | None = None
     required_labels: dict[str, str] = Field(default_factory=dict)  # what each must be, in words
+    retain: dict[str, str] = Field(default_factory=dict)  # by kind of data, in words
     residency: list[str] = Field(default_factory=list)  # values that its rule allows; empty: any
     held_slots: int = 0
     child_slots: int = 0

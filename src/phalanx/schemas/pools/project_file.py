@@ -13,6 +13,7 @@ from phalanx.core.residency import DataStore, ResidencyRule, allowed_by, in_word
 from phalanx.core.scheduling import Project
 from phalanx.core.scheduling.model.planning_input import UserQuota
 from phalanx.errors import Problem, SpecInvalid
+from phalanx.schemas.pools.retain import RetainSpec
 from phalanx.schemas.spec.document import problems_of
 from phalanx.schemas.spec.fields import (
     MAX_ENTRIES,
@@ -133,6 +134,10 @@ class ProjectSpec(Section):
     users: UserQuotas = Field(
         default_factory=dict,
         description="What each user may hold of the project; `default` is for every user.",
+    )
+    retain: RetainSpec = Field(
+        default_factory=RetainSpec,
+        description="How long data of its ended jobs is kept, such as `{logs: 30d, jobs: 1y}`.",
     )
     residency: Names = Field(
         default_factory=list,

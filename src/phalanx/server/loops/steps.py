@@ -17,12 +17,13 @@ from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
 from phalanx.services.lifecycle.requests import timers_step
-from phalanx.services.lifecycle.retention import RetentionProgress, retention_step
 from phalanx.services.planning.draining import draining_step
 from phalanx.services.planning.scaling import scaling_step
 from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.services.platform import Platform
 from phalanx.services.quotas.usage import quotas_step
+from phalanx.services.retention.expired_data import RetentionProgress, retention_step
+from phalanx.services.retention.expiry import ExpiryProgress, expiry_step
 from phalanx.services.retention.work import deletions_step
 from phalanx.services.schedules.fire import schedules_step
 from phalanx.services.studies.step import studies_step
@@ -205,10 +206,11 @@ def _us_of(duration_s: float) -> int:
 def _retention_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
     """Expired data, checkpoints that trials made at their targets, and what is left of deleted jobs."""
     retention = context.settings.retention
-    progress, targets = RetentionProgress(retention.logs, retention.metrics), TargetProgress()
+    progress, targets, expiry = RetentionProgress(), TargetProgress(), ExpiryProgress()
 
     def expire(now: int) -> int | None:
-        return now if retention_step(platform, progress, now) else None
+        more = retention_step(platform, progress, now)
+        return now if expiry_step(platform, expiry, now) or more else None
 
     def expire_targets(now: int) -> int | None:
         return now if target_retention_step(platform, targets, now) else None

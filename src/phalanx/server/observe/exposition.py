@@ -32,6 +32,8 @@ from phalanx.services.queries import feed, views
 from phalanx.services.queries.feed import Cursors, LiveJob, Present
 from phalanx.services.quotas.usage import slot_types, uses_now
 from phalanx.services.resources import inventory
+from phalanx.store.database import Tx
+from phalanx.store.retention import deletions
 
 _US = 1e-6
 _PER_JOB = ["project", "job"]
@@ -65,6 +67,7 @@ class Exposition:
             uses = self._platform.store.view(lambda tx: uses_now(self._platform, tx, types))
             families += _quota_families(uses)
             families += _anomaly_families(live_anomalies(self._platform))
+            families += _removal_families(*self._platform.store.view(_removals))
         return generate_latest(_Families(families))
 
     # -- reading on ------------------------------------------------------------------------------
@@ -252,6 +255,26 @@ def _anomaly_families(found: Sequence[CostAnomaly]) -> Iterator[Metric]:
         else:
             hours.add_metric(place, one.extra / HOUR_US)
     yield from (number, usd, hours)
+
+
+def _removals(tx: Tx) -> tuple[dict[tuple[str, str], tuple[int, int]], int]:
+    return deletions.totals(tx), deletions.count_open(tx)
+
+
+def _removal_families(
+    totals: dict[tuple[str, str], tuple[int, int]], num_open: int
+) -> Iterator[Metric]:
+    """What requests and retention have deleted, since the database was made."""
+    labels = ["kind", "cause"]
+    items = CounterMetricFamily("phalanx_removed_items", "Deleted items of a kind", labels=labels)
+    size = CounterMetricFamily("phalanx_removed_bytes", "Deleted bytes of a kind", labels=labels)
+    for place, (count, num_bytes) in sorted(totals.items()):
+        items.add_metric(list(place), count)
+        size.add_metric(list(place), num_bytes)
+    yield from (items, size)
+    yield GaugeMetricFamily(
+        "phalanx_deletions_open", "Deleted jobs with data that is left", value=num_open
+    )
 
 
 def _family(instrument: Instrument, shown: Sequence[tuple[list[str], RankSeries]]) -> Metric:

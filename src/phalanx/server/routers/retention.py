@@ -5,17 +5,51 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from phalanx.core.tenancy.roles import Permission
-from phalanx.schemas.api.jobs import DeletionView, JobView, PinRequest, PinView
+from phalanx.schemas.api.jobs import (
+    DeletionView,
+    JobView,
+    PeriodsRequest,
+    PeriodsView,
+    PinRequest,
+    PinView,
+    RetentionView,
+)
 from phalanx.server.access import Of, needs
 from phalanx.server.context import By, Here
-from phalanx.server.strict_requests import JobNum, StrictRoute
+from phalanx.server.strict_requests import JobNum, ObjectName, StrictRoute
 from phalanx.services.queries import views
 from phalanx.services.retention import deletion, marks
-from phalanx.services.retention.answers import deletion_view
+from phalanx.services.retention.answers import deletion_view, periods_view, retention_view
+from phalanx.services.retention.periods import set_periods
 from phalanx.store.retention.marks import MarkKind
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["retention"], route_class=StrictRoute)
+periods_router = APIRouter(prefix="/api/v1", tags=["retention"], route_class=StrictRoute)
 _CHANGE = needs(Permission.JOBS_CHANGE, Of.JOB)
+
+
+@periods_router.get("/retention", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
+def get_retention(here: Here) -> RetentionView:
+    """The periods of the platform, what the next sweep deletes, and deletions that are not complete."""
+    return retention_view(here.platform, here.clock.now())
+
+
+@periods_router.get(
+    "/projects/{name}/retention", openapi_extra=needs(Permission.PROJECT_READ, Of.PROJECT)
+)
+def get_periods(here: Here, name: ObjectName) -> PeriodsView:
+    """The retention periods of a project."""
+    return periods_view(here.platform, name)
+
+
+@periods_router.patch(
+    "/projects/{name}/retention", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE)
+)
+def patch_periods(here: Here, by: By, name: ObjectName, request: PeriodsRequest) -> PeriodsView:
+    """Change retention periods of a project: what is left out stays, null takes one away."""
+    changes = request.model_dump(exclude_unset=True)
+    set_periods(here.platform, name, changes, here.clock.now(), by.actor)
+    return periods_view(here.platform, name)
 
 
 @router.post("/{num}/archive", openapi_extra=_CHANGE)

@@ -34,7 +34,7 @@ def get_front(
     cursor: Annotated[str | None, Query(max_length=2000)] = None,
 ) -> HTMLResponse:
     """All jobs, newest first."""
-    wanted = JobFilter(projects=by.projects(Permission.JOBS_READ))
+    wanted = JobFilter(projects=by.projects(Permission.JOBS_READ), archived=False)
     found = views.list_jobs(here.platform, wanted, cursor=cursor, limit=50)
     pools = ", ".join(
         f"{one.name}: {one.num_free} of {one.num_slots} slots free"

@@ -79,6 +79,7 @@ def clone(
     def store(tx: Tx) -> int:
         if source is not None:
             jobs.load(tx, num)  # locks the row: a deletion sees the new job, or this finds none
+            chosen(stored, lineage.checkpoints_of(tx, num), source.path)
         made = store_prepared(platform, tx, prepared, now)
         commit_events(tx, made, [Note(NOTE, 0, 0, told)], now, by.actor)
         return made

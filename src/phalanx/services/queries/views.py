@@ -15,6 +15,7 @@ from phalanx.core.gang.links import cost_of
 from phalanx.core.gang.roles import Part, part_of_rank
 from phalanx.core.jobs.model import TERMINAL, Attempt, Job, JobState
 from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.retention.policy import DataKind
 from phalanx.core.telemetry.instruments import INSTRUMENTS, is_part
 from phalanx.core.training.resumption import AWAITING
 from phalanx.errors import ExecutorUnavailable, UserError
@@ -29,6 +30,7 @@ from phalanx.schemas.api.jobs import (
     DependencyView,
     EventPage,
     EventView,
+    ExpiryView,
     FailureView,
     JobPage,
     JobView,
@@ -46,6 +48,7 @@ from phalanx.services.lifecycle.assignments import checkpoint_dir
 from phalanx.services.platform import Platform
 from phalanx.services.queries import presence
 from phalanx.services.queries.lineage import lineage_view
+from phalanx.services.retention.periods import periods_of
 from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFacts, StoredJob
@@ -69,6 +72,7 @@ def job_view(platform: Platform, num: int, now: int | None = None) -> JobView:
         local = presence.on_this_machine(tx, num, stored.job.attempts)
         rows = lineage.valid_checkpoints_of(tx, num) if local else []
         found = _detailed(platform, tx, num)
+        found = found.model_copy(update={"expires": _expires(platform, tx, stored, found)})
         if now is not None:
             used = cost_of_job(tx, stored, now)
             kept = storage_of_jobs(tx, [num], now).get(num)
@@ -269,6 +273,18 @@ def _detailed(platform: Platform, tx: Tx, num: int) -> JobView:
             "checkpoint_dir": str(checkpoint_dir(platform.home, facts.project, num)),
         }
     )
+
+
+def _expires(platform: Platform, tx: Tx, stored: StoredJob, view: JobView) -> list[ExpiryView]:
+    """When retention deletes the data of a job; empty for one that has not ended or is pinned."""
+    ended_at = stored.job.ended_at
+    if ended_at is None or view.pinned_at is not None:
+        return []
+    periods = periods_of(platform, tx, stored.facts.project)
+    found = {kind: periods.ends_at(kind, ended_at) for kind in DataKind}
+    return [
+        ExpiryView(kind=kind.value, at=at_of(at)) for kind, at in found.items() if at is not None
+    ]
 
 
 def _marked(view: JobView, found: Mapping[MarkKind, JobMark]) -> JobView:

@@ -22,6 +22,7 @@ from phalanx.services.platform import Platform
 from phalanx.services.quotas.usage import quota_views, slot_types, uses_now
 from phalanx.services.resources.inventory import change_views, suggestion
 from phalanx.services.resources.stores import outside_warnings, replace_stores
+from phalanx.services.retention.periods import periods_of, shown_periods
 from phalanx.store import planning, resources
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
@@ -147,12 +148,17 @@ def show_project(
         shown = [one for one in views if seen is None or one in seen]
         raise NotFound(f"there is no project {name}", suggestion(name, shown))
     types = slot_types(platform)
-    applied, uses = platform.store.view(
-        lambda tx: (resources.projects.now(tx), uses_now(platform, tx, types))
+    applied, uses, periods = platform.store.view(
+        lambda tx: (
+            resources.projects.now(tx),
+            uses_now(platform, tx, types),
+            periods_of(platform, tx, name),
+        )
     )
     spec = next((dict(one.body) for one in applied if one.name == name), None)
     own = quota_views(uses, lambda key: key.project == name)
-    return views[name].model_copy(update={"spec": spec, "quotas": own})
+    kept = shown_periods(periods)
+    return views[name].model_copy(update={"spec": spec, "quotas": own, "retain": kept})
 
 
 @dataclass(slots=True)
@@ -191,6 +197,7 @@ def _project(
     limits = ProjectSpec(name=name) if spec is None else spec
     return ProjectView.of(
         limits,
+        retain={},
         residency=list(limits.residency),
         max_slots=limits.quota,
         required_labels={name: one.expected for name, one in limits.required_labels.items()},

@@ -7,15 +7,68 @@ from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.jobs import (
     DataSize,
     DeletionView,
+    ExpiringJobView,
+    ExpiringView,
     HoldView,
     OpenDeletionView,
+    PeriodsView,
     RemovedView,
+    RetentionView,
 )
+from phalanx.schemas.pools.project_file import ProjectSpec
+from phalanx.schemas.pools.retain import shown_period
 from phalanx.services.platform import Platform
 from phalanx.services.retention.deletion import Deletion
-from phalanx.store.retention import deletions
+from phalanx.services.retention.periods import periods_of, shown_periods
+from phalanx.services.retention.plan import expiring
+from phalanx.store import resources
+from phalanx.store.database import Tx
+from phalanx.store.retention import deletions, removals
 
 _SHOWN = 100
+
+
+def retention_view(platform: Platform, now: int) -> RetentionView:
+    """The periods, what the next sweep deletes, and what was deleted."""
+    found = expiring(platform, now)
+    return RetentionView(
+        periods=shown_periods(platform.retention.periods),
+        expiring=[
+            ExpiringView(kind=kind.value, items=items, num_bytes=num_bytes)
+            for kind, (items, num_bytes) in found.sizes.items()
+            if items or num_bytes
+        ],
+        expiring_jobs=[
+            ExpiringJobView(
+                label=job_label(one.num),
+                name=one.name,
+                project=one.project,
+                kind=one.kind.value,
+                items=one.items,
+                num_bytes=one.num_bytes,
+            )
+            for one in found.jobs[:_SHOWN]
+        ],
+        held=found.held,
+        deletions=open_deletions(platform),
+        open_removals=platform.store.view(removals.count),
+        removed=removed(platform),
+    )
+
+
+def periods_view(platform: Platform, name: str) -> PeriodsView:
+    """The periods of a project, and those of its own."""
+
+    def work(tx: Tx) -> PeriodsView:
+        spec = next((one for one in resources.projects.now(tx) if one.name == name), None)
+        own = {} if spec is None else ProjectSpec(**spec.body).retain.chosen
+        return PeriodsView(
+            project=name,
+            periods=shown_periods(periods_of(platform, tx, name)),
+            own={kind: shown_period(period) for kind, period in own.items()},
+        )
+
+    return platform.store.view(work)
 
 
 def deletion_view(found: Deletion) -> DeletionView:

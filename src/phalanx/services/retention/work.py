@@ -7,21 +7,22 @@ part that fails is tried again later, with growing waits: a store may be away fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from phalanx.core.retention.holds import RemovalCause
 from phalanx.core.retention.policy import DataKind
-from phalanx.errors import LeaseLost, PlatformError, StoreError
+from phalanx.errors import LeaseLost, NotFound, PlatformError, StoreError
 from phalanx.kit.clock import backoff_s
 from phalanx.kit.text import job_label, shorten
 from phalanx.services.lifecycle import code
 from phalanx.services.platform import Platform
 from phalanx.services.retention import files
-from phalanx.services.retention.places import JobPlaces
+from phalanx.services.retention.places import JobPlaces, places_of
 from phalanx.store import jobs
 from phalanx.store.database import Tx
-from phalanx.store.retention import deletions
+from phalanx.store.retention import deletions, removals
 from phalanx.store.retention.deletions import DeletedJob
+from phalanx.store.retention.removals import CheckpointRemoval
 from phalanx.store.schedules import rows as schedules
 from phalanx.store.studies import rows as studies
 from phalanx.store.templates import rows as templates
@@ -40,7 +41,46 @@ def deletions_step(platform: Platform, now: int) -> int | None:
     for one in platform.store.view(lambda tx: deletions.due(tx, now, limit=_JOBS)):
         platform.may_act()
         _tried(platform, one, now)
-    return platform.store.view(deletions.next_at)
+    expired = platform.store.view(lambda tx: removals.due(tx, now, limit=ROWS))
+    for num, doomed in expired.items():
+        platform.may_act()
+        _remove_checkpoints(platform, num, doomed, now)
+    times = platform.store.view(lambda tx: (deletions.next_at(tx), removals.next_at(tx)))
+    return min((at for at in times if at is not None), default=None)
+
+
+def _remove_checkpoints(
+    platform: Platform, num: int, doomed: Sequence[CheckpointRemoval], now: int
+) -> None:
+    """Delete the files of checkpoints that expired, here and in the store of their job."""
+    names, paths = [one.name for one in doomed], [one.path for one in doomed]
+    try:
+        stored = platform.store.view(lambda tx: jobs.load(tx, num))
+        places, project = places_of(platform, stored), stored.facts.project
+        near = files.remove_near_some(platform, project, num, places, names)
+        far = files.remove_copies(platform, project, num, places, names, only=names)
+    except (LeaseLost, StoreError):
+        raise
+    except NotFound:
+        return  # the job was deleted meanwhile, and its queue with it
+    except (PlatformError, OSError) as error:
+        said = shorten(str(error), 500)
+        _LOG.warning("checkpoints of %s are not deleted yet: %s", job_label(num), said)
+        tries = max(one.tries for one in doomed)
+
+        def put(tx: Tx, tries: int, later: int) -> None:
+            removals.retry(tx, num, paths, tries=tries, not_before=later, error=said)
+
+        put_off(platform, tries, now, put)
+        return
+
+    def done(tx: Tx) -> None:
+        removals.finish(tx, num, paths)
+        both = near.plus(far)
+        cause = RemovalCause.RETENTION
+        deletions.count(tx, DataKind.CHECKPOINTS, cause, both.count, both.num_bytes)
+
+    platform.store.transact(done)
 
 
 def _tried(platform: Platform, one: DeletedJob, now: int) -> None:

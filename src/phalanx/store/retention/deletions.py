@@ -58,6 +58,8 @@ _SMALL: tuple[Table, ...] = (
     *(reservations, quota_alerts, checkpoint_pins, checkpoint_removals),
 )
 _WITH_THE_JOB: tuple[Table, ...] = (job_labels, array_turns, job_dependencies, job_marks)
+DELETED_TABLES = frozenset(table.name for table in (*_LARGE, *_SMALL, *_WITH_THE_JOB, checkpoints))
+"""Tables with rows of jobs that go with their job."""
 KEPT_TABLES = frozenset({"cost_rows", "cost_job_sums", "stored_objects", "trials", "schedule_runs"})
 """Tables with rows about jobs that stay: the cost ledger, and what studies and schedules did."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from sqlalchemy import BigInteger, cast, func, select
+from sqlalchemy import BigInteger, Column, cast, func, select
 
 from phalanx.core.retention.holds import JobUse
 from phalanx.store.database import Tx
@@ -61,9 +62,11 @@ def _numbers(tx: Tx, column: object, nums: Sequence[int], *terms: object) -> Ite
     return [int(one) for one in tx.conn.execute(query).scalars()]
 
 
-def _pairs(tx: Tx, key: object, value: object, nums: Sequence[int]) -> dict[int, set[int]]:
+def _pairs(
+    tx: Tx, key: Column[Any], value: Column[Any], nums: Sequence[int]
+) -> dict[int, set[int]]:
     found: dict[int, set[int]] = defaultdict(set)
-    for one, other in tx.conn.execute(select(key, value).where(key.in_(nums))):  # type: ignore
+    for one, other in tx.conn.execute(select(key, value).where(key.in_(nums))):
         found[one].add(other)
     return found
 
@@ -75,6 +78,13 @@ def forks_of(tx: Tx, nums: Sequence[int]) -> dict[int, set[int]]:
     for source, num in tx.conn.execute(query):
         found[source].add(num)
     return found
+
+
+def fork_paths(tx: Tx, num: int) -> set[str]:
+    """Paths of a job's checkpoints from which jobs begin that have not ended."""
+    path = jobs.c.contract[("trial", "fork_of", "path")].as_string()
+    query = select(path).where(jobs.c.ended_at.is_(None), _FORK.in_([num]))
+    return set(tx.conn.execute(query).scalars())
 
 
 def _pins(tx: Tx, nums: Sequence[int]) -> tuple[dict[int, int], dict[int, set[int]]]:

@@ -217,6 +217,12 @@ def next_wake_at(tx: Tx) -> int | None:
     return None if value is None else int(value)
 
 
+def best_trial_of(tx: Tx, num: int) -> int | None:
+    """The number of the best trial of a study; None without one."""
+    found = tx.conn.execute(select(studies.c.best_trial).where(studies.c.num == num)).scalar()
+    return None if found is None else int(found)
+
+
 def code_in_use(tx: Tx, *, since: int) -> set[str]:
     """Digests of the code of studies that have not ended, or ended at or after `since`."""
     here = studies.c
