@@ -61,8 +61,8 @@ $(RAY): $(STAMP)
 
 FRAMEWORKS := $(VENV)/.frameworks
 $(FRAMEWORKS): $(STAMP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[jax,mpi,tensorflow]' \
-	  && touch $(FRAMEWORKS) || echo "JAX, mpi4py and TensorFlow are not installed; their tests skip"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[jax,mpi,tensorflow,plots]' \
+	  && touch $(FRAMEWORKS) || echo "JAX, mpi4py, TensorFlow and matplotlib are not installed; their tests skip"
 
 KUBECTL := $(VENV)/.kubectl
 $(KUBECTL): $(STAMP) scripts/kubectl.sh
@@ -71,7 +71,7 @@ $(KUBECTL): $(STAMP) scripts/kubectl.sh
 horovod: $(STAMP) ## build Horovod (minutes) or take the wheel that was kept, and install it
 	@scripts/horovod.sh install $(BIN)/python
 
-test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) $(KUBECTL) ## tests of optional parts (PostgreSQL, Helm, Ray, JAX, MPI, TensorFlow, Horovod) and long ones
+test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) $(KUBECTL) ## tests of optional parts (PostgreSQL, Helm, Ray, JAX, MPI, TensorFlow, Horovod, plots) and long ones
 	@scripts/horovod.sh install-kept $(BIN)/python
 	@$(MAKE) --no-print-directory $(RELEASE)/.installed || echo "the release tools are not installed; their tests skip"
 	@$(PYTEST) -n 2 --dist loadfile -m "extras and not proof" || test $$? -eq 5

@@ -275,6 +275,10 @@ def test_the_estimate_of_a_job_is_what_such_jobs_have_used(rig: Rig) -> None:
     unknown = ask()
     assert unknown is not None and (unknown.p50, unknown.p90) == (None, None)
     assert unknown.basis == "nothing is known of such jobs yet"
+    own = ask(max_duration="2h", budget={"slot_hours": 5})
+    assert own is not None
+    assert own.warnings == ["the job may exceed its own budget of 5 slot-hours, and pause at 110 %"]
+    assert ask(max_duration="2h", budget={"slot_hours": 7}).warnings == []
     limited = ask(max_duration="2h")
     assert limited is not None and limited.p90 is not None
     assert (limited.p90.slot_hours, limited.basis) == (6, "max_duration")

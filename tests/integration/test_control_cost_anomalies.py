@@ -105,6 +105,8 @@ def test_it_is_open_until_a_whole_day_is_as_expected(rig: Rig) -> None:
     assert rig.client.costs.anomalies() == []
     (closed,) = rig.client.costs.anomalies(state="all")
     assert closed.state == "closed" and closed.closed_at is not None
+    step(rig)  # no day is judged again
+    assert rig.client.costs.anomalies(state="all") == [closed]
     with pytest.raises(UserError, match="is closed"):
         rig.client.costs.acknowledge(found.id)
     with pytest.raises(NotFound, match="no anomaly 9"):

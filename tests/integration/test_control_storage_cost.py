@@ -101,6 +101,21 @@ def test_checkpoints_accrue_cost_while_they_are_kept(
     assert rig.client.costs.report("store", user="eve").groups == []
 
 
+def test_advice_has_the_money_of_many_kept_checkpoints(
+    rig: Rig, supervisor: ScriptedSupervisor
+) -> None:
+    for step in range(1, 26):
+        commit(supervisor, step, 10)
+        upload(supervisor, step, 10)
+    (found,) = [one for one in rig.client.costs.advice() if one.rule == "checkpoints"]
+    assert (found.usd, found.size_bytes) == (None, 50 * GB)
+    prices(rig)
+    (found,) = [one for one in rig.client.costs.advice() if one.rule == "checkpoints"]
+    # 250 GB at 3 USD a month, of which 5 of 25 checkpoints are too many.
+    assert found.usd == 150
+    assert found.evidence == "25 checkpoints are kept, for 750.00 USD a month"
+
+
 def test_a_quarantined_checkpoint_is_kept_no_longer(
     rig: Rig, supervisor: ScriptedSupervisor
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import random
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,39 @@ def test_no_text_makes_the_reader_fail(text: str) -> None:
     assert all(0 < len(one.id) <= 128 and len(one.place) <= 256 for one in found)
     assert all(0 <= one.from_at <= one.to_at for one in found)
     assert found == list(lines_of(io.StringIO(text, newline=""), "x", None))
+
+
+def test_damaged_files_are_read_or_refused() -> None:
+    rng = random.Random(7)
+    good = _written([["id", "from", "to", "usd", "kind", "pool", "currency", "tags"]])
+    good += '1,2026-11-01,2026-11-02T00:00:00Z,1.5,slot,gpu,USD,"{""phalanx-pool"": ""a""}"\r\n' * 3
+    hard = [
+        "1e9999999",
+        "NaN",
+        '"',
+        '""',
+        ",",
+        "\n",
+        "\r",
+        "\x1f",
+        "\u202e",
+        "9" * 400,
+        "[[",
+        "\ud800",
+    ]
+    refused = 0
+    for _ in range(3000):
+        text = good
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(text))
+            text = text[:at] + rng.choice([*hard, ""]) + text[at + rng.randrange(3) :]
+        try:
+            found = list(lines_of(io.StringIO(text, newline=""), "x", None))
+        except UserError:
+            refused += 1
+        else:
+            assert all(abs(one.nano_usd) <= 10**18 and one.id for one in found)
+    assert 1000 < refused < 3000
 
 
 def _written(rows: list[list[str]]) -> str:

@@ -666,8 +666,11 @@ def _submit(
             if code is not None and not client.has_code(code):
                 client.put_code(code, _chunks(archive))
             body = SubmitRequest(spec=resolved(spec), code=code, **request)
-            job = client.submit(body).job
+            made = client.submit(body)
+            job = made.job
             assert job is not None
+            for said in made.estimate.warnings if made.estimate else ():
+                note(f"warning: {said}")
             archive.unlink(missing_ok=True)
             stay(session, client, job, then)
 

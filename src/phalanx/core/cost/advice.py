@@ -84,15 +84,20 @@ def wasted_advice(job: int, used: Totals) -> Advice | None:
     )
 
 
-def checkpoint_advice(job: int, kept: int, num_bytes: int) -> Advice | None:
-    """For a job with many kept checkpoints, which have `num_bytes` together."""
+def checkpoint_advice(job: int, kept: int, num_bytes: int, month_nano: int = 0) -> Advice | None:
+    """For a job with many kept checkpoints, which have `num_bytes` together.
+
+    `month_nano` is what they cost in a month of 30 days; 0: nothing has a price.
+    """
     if kept <= MOST_CHECKPOINTS:
         return None
     return Advice(
         AdviceRule.CHECKPOINTS,
         job,
-        f"{kept} checkpoints are kept",
+        f"{kept} checkpoints are kept"
+        + (f", for {usd_of(month_nano):.2f} USD a month" if month_nano else ""),
         f"keep fewer: `checkpoint: {{keep: {{last: {MOST_CHECKPOINTS}}}}}` or less",
+        nano_usd=month_nano * (kept - MOST_CHECKPOINTS) // kept,
         num_bytes=num_bytes * (kept - MOST_CHECKPOINTS) // kept,
     )
 

@@ -151,7 +151,7 @@ def expectation(history: Sequence[int]) -> Expectation | None:
     level = [used + slope * (len(days) - index) for index, used in enumerate(days)]
     typical = _weekday_medians(level)
     expected = max(typical[0], 0.0)
-    if sum(used <= 0 for used in days) >= QUIET_SHARE * len(days) and not _is_weekly(days):
+    if is_irregular(days):
         most = max(days)
         return Expectation(round(expected), round(most - expected), round(RATIO * most))
     share = _share_of_spread(level, typical)
@@ -213,6 +213,12 @@ def _pooled(level: Sequence[float], typical: Sequence[float], share: float, day:
     alike = {other for other in range(WEEK) if abs(typical[other] - usual) <= share * usual}
     some = [one for index, one in enumerate(level) if _weekday(index, len(level)) in alike]
     return max(median(some), 0.0) if some else usual
+
+
+def is_irregular(days: Sequence[int]) -> bool:
+    """Whether many days are without use, and not because of their weekday."""
+    quiet = sum(used <= 0 for used in days)
+    return quiet >= QUIET_SHARE * len(days) and not _is_weekly(days)
 
 
 def _is_weekly(days: Sequence[int]) -> bool:

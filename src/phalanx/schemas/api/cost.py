@@ -138,7 +138,7 @@ class AdviceView(ResponseBody):
     """What a job could have saved, and the measurements that say so; null: no slot had a price.
 
     `rule`: `idle`, `wasted`, `checkpoints`, `utilisation` or `spot`. `slot_hours`, `usd` and `size_bytes`
-    are the saving.
+    are the saving; `usd` of checkpoints is that of 30 days.
     """
 
     rule: str

@@ -8,6 +8,7 @@ from phalanx.core.cost import advice as rules
 from phalanx.core.cost.advice import Advice, SpotOffer, Utilisation
 from phalanx.core.cost.ledger import Account
 from phalanx.core.cost.price_table import PriceKey, PriceKind
+from phalanx.core.cost.prices import MONTH_US
 from phalanx.core.cost.totals import Totals, usd_of
 from phalanx.core.gang.placement import Node
 from phalanx.errors import ExecutorUnavailable
@@ -17,6 +18,7 @@ from phalanx.services.platform import Platform
 from phalanx.store.cost import measured, prices, rows
 from phalanx.store.cost.rows import CostFilter
 from phalanx.store.database import Tx
+from phalanx.store.storage import objects
 
 _JOBS = 1000
 """The most expensive jobs, and those with the most checkpoints, that are looked at."""
@@ -50,10 +52,22 @@ def cost_advice(
         found += _utilisation(tx, by_job)
         found += _spot(tx, by_job, nodes, now)
         kept = rows.kept_checkpoints(tx, wanted, rules.MOST_CHECKPOINTS, _JOBS)
-        found += [rules.checkpoint_advice(*one) for one in kept]
+        month = _month_of_checkpoints(tx, [job for job, *_ in kept], now)
+        found += [rules.checkpoint_advice(*one, month.get(one[0], 0)) for one in kept]
         return rules.ranked([one for one in found if one is not None])
 
     return [_view(one) for one in platform.store.view(work)[:limit]]
+
+
+def _month_of_checkpoints(tx: Tx, jobs: list[int], now: int) -> dict[int, int]:
+    """What the checkpoints of some jobs cost in 30 days at the prices of now, in nano US dollars."""
+    table = prices.table(tx)
+    return {
+        job: sum(
+            table.storage_nano(store, size * MONTH_US, now) for store, size in by_store.items()
+        )
+        for job, by_store in objects.checkpoints_kept(tx, jobs).items()
+    }
 
 
 def _utilisation(tx: Tx, used: Mapping[int, Totals]) -> Iterator[Advice | None]:

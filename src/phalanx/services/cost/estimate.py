@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from phalanx.core.cost.budgets import CostBudget, limit_text, percent_of
+from phalanx.core.cost.budgets import BudgetScope, CostBudget, limit_text, percent_of
 from phalanx.core.cost.price_table import Held, PriceTable
 from phalanx.core.cost.prices import offer_of, priced
 from phalanx.core.cost.totals import usd_of
@@ -22,7 +22,7 @@ from phalanx.services.platform import Platform
 from phalanx.store import jobs
 from phalanx.store.cost import budgets, prices
 from phalanx.store.database import Tx
-from phalanx.store.jobs import JobFacts
+from phalanx.store.jobs import JobFacts, StoredJob
 
 _US = 1_000_000
 _QUANTILES = (0.5, 0.9)
@@ -30,16 +30,23 @@ _QUANTILES = (0.5, 0.9)
 
 def estimate_of_spec(platform: Platform, spec: JobSpec, owner: str, now: int) -> EstimateView:
     """The slot time and the money of a job before it is submitted."""
-    return estimate(platform, spec.to_policy(), replace(facts_of(spec), owner=owner), now)
+    own = None if spec.budget is None else spec.budget.to_core(0)
+    return estimate(platform, spec.to_policy(), replace(facts_of(spec), owner=owner), own, now)
 
 
 def estimate_of_job(platform: Platform, num: int, now: int) -> EstimateView:
     """The same for a job that was submitted just now. Raises NotFound."""
-    stored = platform.store.view(lambda tx: jobs.load(tx, num))
-    return estimate(platform, stored.job.policy, stored.facts, now)
+
+    def work(tx: Tx) -> tuple[StoredJob, CostBudget | None]:
+        return jobs.load(tx, num), budgets.find(tx, BudgetScope.JOB, str(num))
+
+    stored, own = platform.store.view(work)
+    return estimate(platform, stored.job.policy, stored.facts, own, now)
 
 
-def estimate(platform: Platform, policy: JobPolicy, facts: JobFacts, now: int) -> EstimateView:
+def estimate(
+    platform: Platform, policy: JobPolicy, facts: JobFacts, own: CostBudget | None, now: int
+) -> EstimateView:
     """The slot time and the money of a job; without money while the nodes are not known."""
     slots, limit_s = policy.num_slots, policy.max_duration_s
     cache = platform.scheduler_cache
@@ -55,10 +62,12 @@ def estimate(platform: Platform, policy: JobPolicy, facts: JobFacts, now: int) -
     if limit_s is not None:
         found = [limit_s * slots if one is None else min(one, limit_s * slots) for one in found]
     points = [None if one is None else _point(one, slots, price) for one in found]
-    own = sum(history.counts.get(key, ()))
+    ended = sum(history.counts.get(key, ()))
     basis = "nothing is known of such jobs yet"
     if found[0] is not None:
-        basis = f"{own:.0f} ended jobs of this owner and name" if own else "ended jobs of any name"
+        basis = (
+            f"{ended:.0f} ended jobs of this owner and name" if ended else "ended jobs of any name"
+        )
         if limit_s is not None and found[0] == limit_s * slots:
             basis = "max_duration"
     return EstimateView(
@@ -66,7 +75,7 @@ def estimate(platform: Platform, policy: JobPolicy, facts: JobFacts, now: int) -
         p90=points[1],
         basis=basis,
         usd_per_slot_hour=usd_of(price) if price else None,
-        warnings=_warnings(platform, facts, points[1], now),
+        warnings=[*_own_warning(own, points[1]), *_warnings(platform, facts, points[1], now)],
     )
 
 
@@ -91,6 +100,14 @@ def _dearest(
         if (not pools or one.pool in pools) and (not wanted or one.slot_type == wanted)
     }
     return max((table.nano_per_hour(one, now) // slots for one in kinds), default=0)
+
+
+def _own_warning(own: CostBudget | None, p90: EstimatePointView | None) -> list[str]:
+    """What the budget in the job's spec says to its p90."""
+    if own is None or not _exceeded(own, 0, p90):
+        return []
+    limit = limit_text(own)
+    return [f"the job may exceed its own budget of {limit}, and pause at {own.pause_percent} %"]
 
 
 def _warnings(

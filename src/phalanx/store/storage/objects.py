@@ -167,6 +167,21 @@ def of_jobs(tx: Tx, nums: Collection[int]) -> dict[int, list[StoredObject]]:
     return found
 
 
+def checkpoints_kept(tx: Tx, nums: Collection[int]) -> dict[int, dict[str, int]]:
+    """The bytes of checkpoints that some jobs keep now, by job and store."""
+    found: dict[int, dict[str, int]] = {}
+    every, kinds = sorted(nums), (ObjectKind.NEAR.value, ObjectKind.REMOTE.value)
+    for start in range(0, len(every), _BATCH):
+        query = select(_HERE.job, _HERE.store, func.sum(_HERE.size_bytes)).where(
+            _HERE.job.in_(every[start : start + _BATCH]),
+            _HERE.to_at.is_(None),
+            _HERE.kind.in_(kinds),
+        )
+        for job, store, size in tx.conn.execute(query.group_by(_HERE.job, _HERE.store)):
+            found.setdefault(job, {})[store] = int(size)
+    return found
+
+
 def kept_bytes(tx: Tx) -> dict[Group, int]:
     """The bytes that are kept now."""
     query = select(*_GROUP, func.sum(_HERE.size_bytes)).where(_HERE.to_at.is_(None))

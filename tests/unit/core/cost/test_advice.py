@@ -16,6 +16,7 @@ from phalanx.core.cost.advice import (
     wasted_advice,
 )
 from phalanx.core.cost.ledger import Account
+from phalanx.core.cost.prices import NANO
 from phalanx.core.cost.totals import Totals
 
 pytestmark = pytest.mark.unit
@@ -51,6 +52,9 @@ def test_waste_is_told_with_what_its_largest_part_asks_for() -> None:
 
 def test_more_than_twenty_checkpoints_are_told() -> None:
     assert checkpoint_advice(7, 20, 20) is None
+    priced = checkpoint_advice(7, 25, 2500, 50 * NANO)
+    assert priced is not None and priced.nano_usd == 10 * NANO
+    assert priced.evidence == "25 checkpoints are kept, for 50.00 USD a month"
     found = checkpoint_advice(7, 25, 2500)
     assert found is not None and found.num_bytes == 500
 

@@ -130,6 +130,10 @@ def test_stores_are_compared_with_the_billed_store_above_them() -> None:
     rows = compared({(1, bucket): 40}, ledger, tolerance_percent=0, by_day=True)
     found = {one.key.place: (one.billed, one.ledger.nano_usd) for one in rows}
     assert found == {"s3://ckpt": (40, 40), "s3://ckpt2": (0, 5)}
+    vision = BilledKey(BilledKind.STORAGE, "s3://ckpt/vision")
+    rows = compared({(1, bucket): 10, (1, vision): 30}, ledger, tolerance_percent=0, by_day=True)
+    found = {one.key.place: (one.billed, one.ledger.nano_usd) for one in rows}
+    assert found["s3://ckpt"] == (10, 10) and found["s3://ckpt/vision"] == (30, 30)
 
 
 def test_prices_are_suggested_of_what_differs() -> None:

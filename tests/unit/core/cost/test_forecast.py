@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.core.cost.forecast import forecast
+from phalanx.core.cost.forecast import DayAhead, days_ahead, forecast
 from phalanx.core.cost.ledger import DAY_US, Account
 from phalanx.core.cost.totals import Totals
 
@@ -39,3 +39,19 @@ def test_the_trend_compares_two_weeks() -> None:
 def test_without_a_past_nothing_more_is_expected() -> None:
     found = forecast({}, NOW)
     assert (found.expected_us, found.trend) == (0, None)
+
+
+def test_days_ahead_have_the_rhythm_and_the_trend_of_six_weeks() -> None:
+    weeks = [700, 700, 700, 700, 700, 100, 100] * 6
+    found = days_ahead(weeks, 9)
+    assert [one.amount for one in found] == [700, 700, 700, 700, 700, 100, 100, 700, 700]
+    assert all(one.low < one.amount < one.high for one in found)
+    growing = days_ahead([1000 + 10 * day for day in range(42)], 10)
+    assert [one.amount for one in growing] == pytest.approx(
+        [1420 + 10 * day for day in range(10)], rel=0.01
+    )
+    assert days_ahead([], 2) == [DayAhead(0, 0, 0)] * 2
+    assert days_ahead([0, 0, 4, 8], 1)[0].amount == 6
+    # Irregular use goes on as its mean, with a wide band.
+    bursts = days_ahead([90 if day % 3 == 0 else 0 for day in range(42)], 1)[0]
+    assert (bursts.amount, bursts.low) == (30, 0) and bursts.high > 80

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from typer.core import TyperGroup
 from phalanx.cli.client.session import connected, job_number
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, duration
+from phalanx.cli.verbs.cost.plotting import plot_cost, trend_line
 from phalanx.errors import UserError
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.text import parse_study_label
@@ -111,38 +113,49 @@ def report(  # noqa: PLR0913
     advice: Annotated[
         bool, typer.Option("--advice", help="Say what jobs could have saved, from measurements.")
     ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw cost by day into an SVG or PNG file."),
+    ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     json: AsJson = False,
 ) -> None:
     """Show what jobs used and cost: slot-hours by account, and US dollars where slots have a price."""
     num = None if job is None else job_number(job)
+    first, last = moment("--since", since), moment("--until", until)
     if advice:
-        with connected(ctx) as client:
-            told = client.costs.advice(project=project, user=user, limit=limit)
-        nothing = "nothing to advise: no job held enough slots for long enough, or none wasted much"
-        output.listing(told, json, _ADVICE, nothing)
+        _show_advice(ctx, json, project=project, user=user, limit=limit)
         return
+    filters: dict[str, Any] = {"project": project, "user": user, "pool": pool, "job": num}
+    filters["study"] = None if study is None else _study(study)
     with connected(ctx) as client:
-        units = client.job(num).unit_costs if num is not None and since is until is None else None
-        found = client.costs.report(
-            "day" if num is not None else by,
-            since=moment("--since", since),
-            until=moment("--until", until),
-            project=project,
-            user=user,
-            pool=pool,
-            study=None if study is None else _study(study),
-            job=num,
-            limit=limit,
-        )
+        if plot is not None:
+            plot_cost(client, ctx.obj.invocation.cwd / plot, _now(), first, last, filters)
+            return
+        units = [] if num is None or first or last else unit_lines(client.job(num).unit_costs)
+        group = "day" if num is not None else by
+        found = client.costs.report(group, since=first, until=last, limit=limit, **filters)
+        is_listed = not json and not as_csv and num is None
+        trend = trend_line(client, _now(), filters) if is_listed and by != "store" else None
     if json:
         output.as_json(found)
     elif as_csv:
         write_csv(found)
     elif num is not None:
-        output.facts([*cost_facts(found.total), *(() if units is None else unit_lines(units))])
+        output.facts([*cost_facts(found.total), *units])
     else:
-        show_report(found)
+        show_report(found, trend)
+
+
+def _show_advice(ctx: typer.Context, json: bool, **wanted: Any) -> None:
+    with connected(ctx) as client:
+        told = client.costs.advice(**wanted)
+    nothing = "nothing to advise: no job held enough slots for long enough, or none wasted much"
+    output.listing(told, json, _ADVICE, nothing)
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(SystemClock().now() / 1e6, UTC)
 
 
 def moment(option: str, text: str | None) -> datetime | None:
@@ -153,8 +166,7 @@ def moment(option: str, text: str | None) -> datetime | None:
         return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:
         ago_s = duration(option, text)
-        now = datetime.fromtimestamp(SystemClock().now() / 1e6, UTC)
-        return now - timedelta(seconds=ago_s or 0)
+        return _now() - timedelta(seconds=ago_s or 0)
 
 
 def _study(text: str) -> int:
@@ -166,9 +178,10 @@ def _study(text: str) -> int:
 
 def _saving(one: AdviceView) -> str:
     if one.size_bytes:
-        return f"{one.size_bytes / 2**30:.1f} GiB"
-    usd = [] if one.usd is None else [f"{one.usd:.2f} USD"]
-    return ", ".join([*usd, *([f"{one.slot_hours:.1f} slot-hours"] if one.slot_hours else [])])
+        usd = "" if one.usd is None else f", {one.usd:.2f} USD a month"
+        return f"{one.size_bytes / 2**30:.1f} GiB{usd}"
+    money = [] if one.usd is None else [f"{one.usd:.2f} USD"]
+    return ", ".join([*money, *([f"{one.slot_hours:.1f} slot-hours"] if one.slot_hours else [])])
 
 
 def cost_facts(one: CostView) -> list[tuple[str, Any]]:
@@ -229,8 +242,8 @@ def bar(one: CostView) -> str:
     return "".join(mark * width for mark, width in zip(_BAR.values(), widths, strict=True))
 
 
-def show_report(found: CostReport) -> None:
-    """Print a report as a table with a bar for each group."""
+def show_report(found: CostReport, trend: str | None = None) -> None:
+    """Print a report as a table with a bar for each group; `trend` is a line about the last days."""
     groups = [(one.key or "-", one.cost) for one in found.groups]
     if len(groups) > 1:
         groups.append(("total", found.total))
@@ -252,6 +265,8 @@ def show_report(found: CostReport) -> None:
     output.table(heads, rows, "no job has used slots in that time")
     if found.forecast is not None:
         output.note(_forecast(found.forecast))
+    if trend is not None:
+        output.note(trend)
     if sys.stdout.isatty() and groups:
         marks = ", ".join(f"{mark} {name.replace('_', ' ')}" for name, mark in _BAR.items())
         output.note(f"use: {marks}")
