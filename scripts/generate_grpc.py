@@ -181,8 +181,11 @@ def proto_text(before: str) -> str:
 
 def modules(text: str) -> dict[str, str]:
     """What protoc makes of a .proto file, with docstrings."""
-    import grpc_tools
-    from grpc_tools import protoc
+    try:
+        import grpc_tools
+        from grpc_tools import protoc
+    except ImportError:
+        sys.exit("this needs grpcio-tools, which the extra `dev` has")
 
     known = Path(grpc_tools.__file__).with_name("_proto")
     with tempfile.TemporaryDirectory() as temporary:
@@ -212,8 +215,10 @@ def main(argv: list[str]) -> int:
             old.append(name)
             if "--check" not in argv:
                 path.write_text(text)
-    print("\n".join(f"{name}: out of date" for name in old))
-    return 1 if old and "--check" in argv else 0
+    checks = "--check" in argv
+    said = "out of date" if checks else "written"
+    print("".join(f"{name}: {said}\n" for name in old), end="")
+    return 1 if old and checks else 0
 
 
 if __name__ == "__main__":
