@@ -84,3 +84,19 @@ def test_an_explanation_needs_no_control_plane_and_a_refusal_names_the_line(home
     code, _, err = home.run("submit", "own.yaml", "--local")
     assert code != 0
     assert "--local: own.yaml is not a file of another tool" in err
+
+
+def test_a_search_of_katib_is_checked_as_a_study(home: Home) -> None:
+    fixtures = Path(__file__).parents[2] / "fixtures" / "foreign"
+    shutil.copy(fixtures / "katib-pytorchjob.yaml", home.root / "katib.yaml")
+    shutil.copy(fixtures / "determined-trial.yaml", home.root / "determined.yaml")
+    code, out, err = home.run("submit", "katib.yaml", "--local", "--dry-run")
+    assert code == 0, err
+    assert "random" in out
+    assert "line 3: metadata.namespace dropped" in err
+    code, out, err = home.run("submit", "katib.yaml", "--explain")
+    assert code == 0, err
+    assert "spec.objective.objectiveMetricName -> objective.metric" in out
+    code, _, err = home.run("submit", "determined.yaml")
+    assert code == 1
+    assert "determined.yaml, line 2: entrypoint: names a class" in err

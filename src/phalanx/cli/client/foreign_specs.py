@@ -14,6 +14,7 @@ from phalanx.schemas.foreign.rules import Conversion
 from phalanx.schemas.foreign.tasks.sbatch import DIRECTIVE
 from phalanx.schemas.spec.document import read_text, validate_spec
 from phalanx.schemas.spec.job import JobSpec
+from phalanx.schemas.spec.study import StudySpec, validate_study
 from phalanx.schemas.spec.support import check_supported
 
 _PYTHON = ("python", "python3")
@@ -84,6 +85,19 @@ def explain(found: Conversion, path: Path) -> None:
         print(f"  {one}")
     warnings = sum(len(part.warnings) for part in found.all)
     print(f"{len(treatments)} keys, {warnings} without effect")
+
+
+def study_of(found: Conversion, path: Path) -> StudySpec:
+    """The study of a search. Raises SpecInvalid with the lines of the file."""
+    if found.problems:
+        raise SpecInvalid(found.problems, f"phalanx submit {path.name} --explain")
+    try:
+        spec = validate_study(found.spec)
+    except SpecInvalid as error:
+        raise SpecInvalid([_located(one, found, path) for one in error.problems]) from None
+    for one in found.warnings:
+        note(f"{path.name}, {one}")
+    return spec
 
 
 def specs_of(found: Conversion, path: Path, local: bool) -> list[JobSpec]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from phalanx.cli.client.invocation import ForwardedEnvironment
     from phalanx.cli.client.run_spec import RunFlags, RunPlan
     from phalanx.schemas.api.jobs import JobView
+    from phalanx.schemas.foreign.rules import Conversion
     from phalanx.schemas.spec.job import JobSpec
     from phalanx.sdk import PhalanxClient
 
@@ -406,8 +407,13 @@ def _submit_files(session: Session, files: Sequence[Path], wanted: FileFlags, th
     from phalanx.errors import UserError
 
     found: list[tuple[JobSpec, Path]] = []
-    for path in [session.invocation.cwd / file for file in files]:
-        for spec in _specs_of(session, path, wanted):
+    paths = [session.invocation.cwd / file for file in files]
+    foreign = {path: _foreign_of(session, path, wanted) for path in paths}
+    if any(one is not None and one.is_study for one in foreign.values()):
+        _submit_search(session, foreign, wanted, then)
+        return
+    for path in paths:
+        for spec in _specs_of(foreign[path], path, wanted):
             if wanted.ranks is not None:
                 spec = _with_ranks(spec, wanted.ranks)
             if wanted.on_final_failure is not None:
@@ -433,13 +439,41 @@ def _submit_files(session: Session, files: Sequence[Path], wanted: FileFlags, th
     _submit(session, *found[0], request, then)
 
 
-def _specs_of(session: Session, path: Path, wanted: FileFlags) -> list[JobSpec]:
-    """The specs of a file, or of the file of another tool; nothing is read twice. Raises SpecInvalid."""
-    from phalanx.cli.client.foreign_specs import explain, placeholders, read_foreign, specs_of
+def _foreign_of(session: Session, path: Path, wanted: FileFlags) -> Conversion | None:
+    """The conversion of the file of another tool; None for job specs. Raises SpecInvalid."""
+    from phalanx.cli.client.foreign_specs import placeholders, read_foreign
+
+    return read_foreign(path, placeholders(wanted.values), wanted.local, session.invocation)
+
+
+def _submit_search(
+    session: Session, foreign: Mapping[Path, Conversion | None], wanted: FileFlags, then: str
+) -> None:
+    """Submit the only file, which is a search, as a study. Raises UserError."""
+    from phalanx.cli.client.foreign_specs import explain, study_of
+    from phalanx.cli.verbs.studies.sweep import start_study
+    from phalanx.errors import UserError
+
+    (path, found), *others = foreign.items()
+    if others or found is None:
+        raise UserError("a search is submitted alone", "submit its file in a command of its own")
+    if wanted.ranks is not None or wanted.on_final_failure is not None or wanted.depends_on:
+        raise UserError(
+            f"{path.name} is a search: -n, --depends-on and --on-final-failure do not apply",
+            "--set, --local, --explain and --dry-run apply",
+        )
+    if wanted.explain:
+        explain(found, path)
+    study = study_of(found, path)
+    if not wanted.explain:
+        start_study(session, path, study, then == SHOW, detach=then == "leave")
+
+
+def _specs_of(foreign: Conversion | None, path: Path, wanted: FileFlags) -> list[JobSpec]:
+    """The specs of a file, or of the file of another tool. Raises SpecInvalid."""
+    from phalanx.cli.client.foreign_specs import explain, specs_of
     from phalanx.schemas.spec.document import load_specs
 
-    values = placeholders(wanted.values)
-    foreign = read_foreign(path, values, wanted.local, session.invocation)
     if foreign is None:
         _refuse_file_flags(wanted.values, wanted.local, wanted.explain, path.name)
         return load_specs(path)

@@ -144,7 +144,7 @@ def logical_lines(text: str) -> list[str]:
         chain
         for line in stripped
         if line and not line.startswith("#")
-        for chain in _split_commands(line)
+        for chain in split_commands(line)
     ]
     found: list[str] = []
     for chain in chains[:-1]:
@@ -173,7 +173,7 @@ def _closed(line: str) -> bool:
     return True
 
 
-def _split_commands(line: str) -> list[list[str]]:
+def split_commands(line: str) -> list[list[str]]:
     """Commands of a line that are separated by `;`, each as its parts between `&&`."""
     found: list[list[str]] = [[""]]
     quote, at = "", 0
@@ -221,7 +221,8 @@ def _launch_of(line: str, env: Mapping[str, str], unwrap: Unwrap) -> CommandPlan
 
 def raw_words(line: str) -> list[str] | None:
     """Words of one command with their quotes; None for pipes, redirections and lists of commands."""
-    words, here, quote, escaped = [], "", "", False
+    words: list[str] = []
+    here, quote, escaped, depth = "", "", False, 0
     for char in line:
         if escaped:
             escaped = False
@@ -231,6 +232,8 @@ def raw_words(line: str) -> list[str] | None:
             quote = "" if char == quote else quote
         elif char in "\"'":
             quote = char
+        elif depth or (char == "(" and here.endswith("$")):
+            depth += (char == "(") - (char == ")")
         elif char in "|&;<>`":
             return None
         elif char == "#" and not here:
@@ -240,7 +243,7 @@ def raw_words(line: str) -> list[str] | None:
             here = ""
             continue
         here += char
-    if quote or escaped:
+    if quote or escaped or depth:
         return None
     return words + ([here] if here else [])
 

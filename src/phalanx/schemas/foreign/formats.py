@@ -30,6 +30,7 @@ from phalanx.schemas.foreign.kubernetes import (
 )
 from phalanx.schemas.foreign.reader import ForeignReader
 from phalanx.schemas.foreign.rules import Conversion, ConversionLog, KeyAction, RuleTable
+from phalanx.schemas.foreign.studies import convert_study, study_tool
 from phalanx.schemas.foreign.tasks import accelerate, dstack, sbatch, skypilot
 
 _OBJECT = re.compile(r"(?m)^[ ]*[\"']?apiVersion[\"']?[ ]*:")
@@ -147,6 +148,7 @@ def convert(
     the text cannot be read at all; other problems are those of the conversion.
     """
     script = text.startswith("#!") and sbatch.DIRECTIVE.search(text) is not None
+    task: tuple[TaskFormat | None, set[str]] | None
     task = None if script or _OBJECT.search(text) else _task_of(text, origin)
     if not script and task is None and not _OBJECT.search(text):
         return None
@@ -158,7 +160,7 @@ def convert(
     if not script and (problems := unfilled_templates(filled, origin)):
         raise SpecInvalid(problems)
     log = ConversionLog(origin, local, values, used, read_file)
-    if task is not None:
+    if task is not None and task[0] is not None:
         found = _tasks(filled, task[0], origin, log)
     else:
         found = _script(filled, log) if script else _object(filled, origin, log)
@@ -169,12 +171,14 @@ def convert(
     return found
 
 
-def _task_of(text: str, origin: str) -> tuple[TaskFormat, set[str]] | None:
+def _task_of(text: str, origin: str) -> tuple[TaskFormat | None, set[str]] | None:
     """The format of a text without kinds, and the names of its variables; None for any other text."""
     try:
         documents = read_documents(text, origin)
     except SpecInvalid:
         return None
+    if any(study_tool(document.data) is not None for document in documents):
+        return None, set()
     for one in TASKS:
         if any(one.recognises(document.data) for document in documents):
             names: set[str] = set()
@@ -236,6 +240,9 @@ def _script(text: str, log: ConversionLog) -> Conversion:
 
 def _object(text: str, origin: str, log: ConversionLog) -> Conversion:
     documents = read_documents(text, origin)
+    searches = [one for one in documents if study_tool(one.data) is not None]
+    if searches:
+        return _study(documents, searches[0], log)
     jobs = [(one, kind) for one in documents if (kind := format_of(one)) is not None]
     named = [one for one in documents if refusal(one) is not None]
     if len(jobs) != 1 or any(one.data.get("kind") not in _BESIDE for one in named):
@@ -248,6 +255,27 @@ def _object(text: str, origin: str, log: ConversionLog) -> Conversion:
         _list(other, log)
     kind.table.walk(document, log)
     return log.finish(kind.tool, kind.convert(ForeignReader(document, log)))
+
+
+def _study(
+    documents: list[ForeignDocument], search: ForeignDocument, log: ConversionLog
+) -> Conversion:
+    """The study of the only search of a file."""
+    for other in documents:
+        if other is not search:
+            _list(other, log)
+    tool = study_tool(search.data)
+    assert tool is not None
+    return convert_study(search, tool, log, _job_of)
+
+
+def _job_of(document: ForeignDocument, log: ConversionLog) -> dict[str, Any] | None:
+    """The job spec of an object inside another document; None where it is no job."""
+    kind = format_of(document)
+    if kind is None:
+        return None
+    kind.table.walk(document, log)
+    return kind.convert(ForeignReader(document, log))
 
 
 def format_of(document: ForeignDocument) -> ForeignFormat | None:
@@ -284,8 +312,6 @@ def _no_job(documents: list[ForeignDocument], named: list[ForeignDocument], orig
     where = f"{origin}, line {first.line(())}"
     if why := refusal(first):
         return Problem(where, f"{found} cannot be submitted: {why}")
-    if kind == "Experiment" and str(group).startswith("kubeflow.org/"):
-        return Problem(where, "is a study: use `phalanx sweep FILE`")
     return Problem(where, f"no job: {found}; supported: {known}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ def gang(size: GangSize, plan: CommandPlan, needs: PodNeeds, log: ConversionLog)
         log.note(log.lines.get("run", size.line), "command", KeyAction.DROPPED, one)
     resources = _resources(size, plan, needs, log)
     found: dict[str, Any] = {
-        "run": plan.run,
+        "run": _with_later_env(plan.run, needs),
         "setup": plan.setup,
         "image": needs.image,
         "resources": {key: one for key, one in resources.items() if one is not None},
@@ -65,6 +66,20 @@ def gang(size: GangSize, plan: CommandPlan, needs: PodNeeds, log: ConversionLog)
     if plan.restarts is not None:
         found["recovery"] = {"rank_crash": {"count": plan.restarts}}
     return found
+
+
+def _with_later_env(run: list[str] | str, needs: PodNeeds) -> list[str] | str:
+    """The command with the variables that differ on the nodes after the first."""
+    if not needs.later_env:
+        return run
+    sets = [
+        f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
+        for name, value in needs.later_env.items()
+    ]
+    text = f'if [ "$GROUP_RANK" -gt 0 ]; then {"; ".join(sets)}; fi'
+    if isinstance(run, str):
+        return f"{text}\n{run}"
+    return ["sh", "-c", f'{text}; exec "$@"', "sh", *run]
 
 
 def _resources(

@@ -38,6 +38,8 @@ class PodNeeds:
     tolerate: list[str] = field(default_factory=list)
     #: seconds to exit
     grace: int | None = None
+    #: variables that differ on the nodes after the first; None: not set there
+    later_env: dict[str, str | None] = field(default_factory=dict)
 
     def differences(self, other: PodNeeds) -> list[str]:
         """The fields in which another template has other values."""
@@ -58,7 +60,15 @@ def one_template(found: list[tuple[ForeignReader, PodNeeds]]) -> PodNeeds:
         for amount in ("gpus", "cpus", "memory", "shm"):
             _largest(first, needs, amount, role)
         unequal = first.differences(needs)
-        if unequal:
+        if unequal == ["env"] and len(found) == 2:
+            names = dict.fromkeys([*first.env, *needs.env])
+            later = {one: needs.env.get(one) for one in names}
+            first.later_env = {
+                one: value for one, value in later.items() if first.env.get(one) != value
+            }
+            said = f"env of the nodes after the first: {', '.join(first.later_env)}"
+            role.note("template", KeyAction.MAPPED, said)
+        elif unequal:
             said = (
                 f"differs from the template of the {lead.path[-1]} in {', '.join(unequal)}: one gang has "
                 "one template; make both equal, or submit a job spec with `roles:` where the parts are no "

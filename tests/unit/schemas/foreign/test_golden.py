@@ -79,7 +79,7 @@ def treated(path: Path, text: str, local: bool) -> Conversion | None:
 @pytest.mark.parametrize("path", YAML_FILES, ids=lambda one: one.name)
 def test_each_key_of_a_file_has_a_treatment(path: Path) -> None:
     found = treated(path, path.read_text(), local=False)
-    if found is None:
+    if found is None or (found.is_study and found.problems):
         return
     keys = [one.key for part in found.all for one in part.treatments]
     for document in read_documents(path.read_text(), path.name):

@@ -115,8 +115,8 @@ def test_six_forms_of_time(text: str, seconds: int) -> None:
         ("#SBATCH --nodes=99999999\npython a.py", "line 3: nodes: must be a number"),
         ("#SBATCH --nodes=2\npython a.py", "the script has 0 srun lines for 2 nodes"),
         ("srun a\nsrun b", "the script has 2 srun lines"),
-        ("srun a | tee log", "line 3: srun: must be a command of its own"),
-        ("srun a\necho done", "line 3: srun: must be the last command"),
+        ("srun a | sort", "line 3: srun: must be a command of its own"),
+        ("srun a\npython b.py", "line 4: python b.py: commands after srun do not run"),
         ("#SBATCH --node=2\npython a.py", "line 3: node: unknown key; did you mean nodes?"),
         (
             "#SBATCH --dependency=afterok:12\npython a.py",

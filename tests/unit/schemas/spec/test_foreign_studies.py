@@ -195,7 +195,7 @@ def test_a_determined_experiment():
     rungs = found.spec.rungs
     assert (rungs.unit, rungs.min, rungs.max, rungs.eta, rungs.brackets) == ("epoch", 4, 64, 4, 1)
     assert body["job"]["run"] == "python3 train.py --epochs 27"
-    assert body["job"]["resources"] == {"slots_per_node": 2}
+    assert body["job"]["resources"]["accelerators"] == 2
     assert any(one.startswith("checkpoint_storage: ") for one in found.translation.dropped)
     assert any(one.startswith("resources.priority: ") for one in found.translation.dropped)
 

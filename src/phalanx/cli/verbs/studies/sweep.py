@@ -81,24 +81,43 @@ def start(
     json: AsJson = False,
 ) -> None:
     """Submit a study and follow it; `sweep FILE` is short for it. Paths are relative to the file."""
-    from phalanx.schemas.api.studies import SubmitStudyRequest
-    from phalanx.schemas.spec.study import resolved_study
+    from phalanx.cli.client.foreign_specs import read_foreign, study_of
     from phalanx.schemas.spec.study_document import load_study
 
     session: Session = ctx.obj
     path = session.invocation.cwd / file
+    foreign = read_foreign(path, {}, False, session.invocation)
+    if foreign is not None and foreign.is_study:
+        start_study(session, path, study_of(foreign, path), dry_run, detach=detach, json=json)
+        return
     found = load_study(path)
     for line in found.translation.lines if found.translation else ():
         note(line)
-    root = _workdir(path, found.spec)
-    spec = with_commit(found.spec, root)
+    start_study(session, path, found.spec, dry_run, detach=detach, json=json)
+
+
+def start_study(
+    session: Session,
+    path: Path,
+    found: StudySpec,
+    dry_run: bool,
+    *,
+    detach: bool,
+    json: bool = False,
+) -> None:
+    """Submit the study of a file with the code beside it, and follow it; or show what it would do."""
+    from phalanx.schemas.api.studies import SubmitStudyRequest
+    from phalanx.schemas.spec.study import resolved_study
+
+    root = _workdir(path, found)
+    spec = with_commit(found, root)
     request = SubmitStudyRequest(spec=resolved_study(spec), owner=session.invocation.owner())
     session.begin()
     with session.client() as client:
         if dry_run:
             _show_check(client.studies.check(request), json)
             return
-        if found.spec.search.warm_start:
+        if found.search.warm_start:
             _note_earlier(client.studies.check(request))
         code_root = None if spec.job is None else root
         submit_study(session, client, request, code_root, detach=detach, json=json)

@@ -11,12 +11,11 @@ from typing import Any
 from phalanx.kit.units import parse_size
 from phalanx.schemas.foreign.commands import (
     CommandPlan,
-    is_control,
     is_state,
     logical_lines,
     raw_words,
     read_script,
-    unwrapped,
+    split_commands,
 )
 from phalanx.schemas.foreign.documents import ForeignDocument, Path
 from phalanx.schemas.foreign.gangs import GangSize, gang, merged
@@ -31,6 +30,8 @@ from phalanx.schemas.foreign.rules import (
     mapped,
     refused,
 )
+from phalanx.schemas.foreign.shell_text import ShellCommand, ShellValues, shell_commands
+from phalanx.schemas.foreign.tasks.accelerate import launcher
 from phalanx.schemas.spec.fields import MAX_NODES
 from phalanx.schemas.spec.foreign_studies.reading import as_name
 
@@ -46,7 +47,20 @@ _SHORT = {
 _BARE = frozenset(
     {"exclusive", "requeue", "no-requeue", "hold", "overcommit", "contiguous", "spread-job"}
     | {"wait", "oversubscribe", "no-kill", "reboot", "use-min-nodes", "get-user-env", "label"}
-    | {"unbuffered", "l", "u", "overlap", "verbose", "v", "quiet", "Q", "exact", "kill-on-bad-exit"}
+    | {"parsable", "no-container-mount-home", "container-writable", "container-mount-home"}
+    | {
+        "ignore-pbs",
+        "unbuffered",
+        "l",
+        "u",
+        "overlap",
+        "verbose",
+        "v",
+        "quiet",
+        "Q",
+        "exact",
+        "kill-on-bad-exit",
+    }
 )
 _RULES: tuple[KeyRule, ...] = (
     *mapped("name", "job-name"),
@@ -75,6 +89,15 @@ _RULES: tuple[KeyRule, ...] = (
     *dropped("has no effect here", "comment", "wait", "get-user-env", "wckey", "profile", "quiet"),
     *dropped("has no effect here", "verbose", "acctg-freq", "gpu-freq", "network", "propagate"),
     *dropped("has no effect here", "export-file", "time-min", "deadline", "container-name"),
+    *dropped("a gang starts as a whole", "wait-all-nodes", "kill-on-invalid-dep", "delay-boot"),
+    *dropped("Phalanx places the ranks", "gres-flags", "gpus-per-socket", "sockets-per-node"),
+    *dropped("Phalanx places the ranks", "core-spec", "thread-spec", "tres-bind", "segment"),
+    *dropped("has no effect here", "parsable", "cpu-freq", "power", "mcs-label", "prefer"),
+    *dropped("has no effect here", "no-container-mount-home", "container-writable"),
+    *dropped("has no effect here", "container-mount-home", "ignore-pbs", "oom-kill-step"),
+    *mapped("image", "container-image", of_image=True),
+    *refused("file systems are mounted by their pool", "container-mounts", of_image=True),
+    *refused("commands begin in the folder of the code", "container-workdir", of_image=True),
     *refused(
         "select nodes with labels of a pool: `placement.selector`", "constraint", of_image=True
     ),
@@ -87,9 +110,21 @@ _RULES: tuple[KeyRule, ...] = (
     *refused("not supported", "container", "reboot", "tres-per-task", "extra-node-info"),
 )
 TABLE = RuleTable(_RULES)
+# What finds the addresses and numbers of ranks: an assignment of them, or the output of such a command.
 _ADDRESS = re.compile(
-    r"scontrol|\bhostname\b|NODELIST|^(export\s+)?(MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK)="
+    r"^(export\s+)?(MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK)="
+    r"|^(scontrol|hostname)\b|^(export\s+)?\w+=[(\"'\s]*\$\(\s*(scontrol|hostname|srun)\b"
+    r"|^(export\s+)?\w+=[^\s]*NODELIST"
 )
+# Commands that only report, and may be left out after the ranks.
+_REPORTS = re.compile(
+    r"(echo|printf|date|sleep|exit|wait|true|:|dcgmi|nvidia-smi|scontrol|sacct|seff|squeue|set)\b"
+)
+# Lines of a block that change nothing.
+_HARMLESS = re.compile(
+    r"(if|then|else|elif|fi|for|do|done|while|case|esac|echo|printf|true|:|#|\[|\{|\}|[^\s=]*\)|;;)(\s|;|$)|$"
+)
+_OUTPUT = re.compile(r"\s+(2>&1\s*)?\|\s*tee\s[^|;&]*$|(\s+(&>>?|[12]?>>?)\s*\S+|\s+2>&1)+\s*$")
 # What `srun` gives to each task, from the variables of a rank.
 _TASK = (
     "export SLURM_PROCID=$RANK SLURM_LOCALID=$LOCAL_RANK SLURM_NODEID=$GROUP_RANK "
@@ -230,6 +265,9 @@ def _needs(reader: ForeignReader, nodes: int, tasks: int) -> PodNeeds:
     if reader.log.local:
         needs.accelerator = None
         return needs
+    if (image := reader.value("container-image")) is not None:
+        needs.image = str(image).replace("#", "/")
+        reader.log.came_from(reader.line_of("container-image"), "image")
     each = reader.whole("cpus-per-task", 1, 4096)
     needs.cpus = None if each is None else each * tasks
     per_gpu = reader.whole("cpus-per-gpu", 1, 4096)
@@ -271,19 +309,18 @@ def _plan(
     text: str, nodes: int, tasks: int, known: dict[str, str], log: ConversionLog
 ) -> CommandPlan:
     """What the script runs: the command of its one `srun`, or the script on a single node."""
-    source = text.splitlines()
-    lines = []
-    for line in logical_lines(text):
-        if _ADDRESS.search(line) and not is_control(line) and not line.startswith("srun"):
+    commands = []
+    for one in _taken_apart(shell_commands(text)):
+        if _is_address(one):
             said = "Phalanx sets the addresses and numbers of ranks"
-            log.note(_line_of(source, line), shorten_line(line), KeyAction.DROPPED, said)
+            log.note(one.line, shorten_line(one.text), KeyAction.DROPPED, said)
         else:
-            lines.append(line)
-    first = next((n for n, one in enumerate(source, 1) if "srun" in one), 1)
+            commands.append(one)
+    starts = [n for n, one in enumerate(commands) if re.search(r"\bsrun\b", one.text)]
+    first = commands[starts[0]].line if starts else 1
     log.came_from(first, "run", "setup")
-    starts = [n for n, line in enumerate(lines) if re.search(r"\bsrun\b", line)]
     if not starts and nodes == 1:
-        return _single("\n".join(lines), tasks, known)
+        return _single("\n".join(one.text for one in commands), tasks, known, log)
     whole = CommandPlan(["bash", "-c", text])
     if len(starts) != 1:
         said = (
@@ -293,15 +330,76 @@ def _plan(
             first, "srun", f"the script has {len(starts)} srun lines for {nodes} nodes: {said}"
         )
         return whole
-    if starts[0] != len(lines) - 1 or any(is_control(one) for one in lines):
-        said = "must be the last command of the script, outside loops and conditions"
-        log.refuse(first, "srun", said)
+    if commands[starts[0]].block:
+        log.refuse(first, "srun", "must be a command outside of loops and conditions")
         return whole
-    return _srun(lines, tasks, known, log, first) or whole
+    _after(commands[starts[0] + 1 :], log)
+    before = commands[: starts[0]]
+    return _srun(before, commands[starts[0]], tasks, known, log) or whole
 
 
-def _single(text: str, tasks: int, known: dict[str, str]) -> CommandPlan:
-    plan = read_script(text, known)
+def _taken_apart(commands: list[ShellCommand]) -> Iterator[ShellCommand]:
+    """Commands that are separated by `;` apart, and the chain with `srun` as its parts."""
+    for one in commands:
+        if one.block or "\n" in one.text or ("srun" not in one.text and ";" not in one.text):
+            yield one
+        elif re.search(r"\bsrun\b", one.text) and not one.text.startswith("srun"):
+            yield from (ShellCommand(one.line, part) for part in logical_lines(one.text))
+        elif one.text.startswith("srun"):
+            yield one
+        else:
+            for chain in split_commands(one.text):
+                yield ShellCommand(one.line, " && ".join(chain))
+
+
+def _is_address(one: ShellCommand) -> bool:
+    """Whether a command only finds out what Phalanx sets."""
+    if one.block or re.match(r"srun\b", one.text):
+        return False
+    return _ADDRESS.search(one.text) is not None
+
+
+def _after(commands: list[ShellCommand], log: ConversionLog) -> None:
+    """Commands after the ranks: those that only report are left out, others are refused."""
+    for one in commands:
+        if _REPORTS.match(one.text):
+            said = "stands after srun: it does not run"
+            log.note(one.line, shorten_line(one.text), KeyAction.DROPPED, said)
+        else:
+            said = (
+                "commands after srun do not run: put them into the program, or into a second job with "
+                "`depends_on`"
+            )
+            log.refuse(one.line, shorten_line(one.text), said)
+
+
+def _before(commands: list[ShellCommand], log: ConversionLog) -> tuple[list[str], str | None]:
+    """Commands that change the environment of each rank, and all of them where others are among them."""
+    state, prepares = [], False
+    for one in commands:
+        inside = [line.strip() for line in one.text.splitlines()]
+        plain = [line for line in inside if not _HARMLESS.match(line)]
+        changes = [is_state(line) for line in plain]
+        if not one.block and "\n" not in one.text:
+            parts = [part for chain in split_commands(one.text) for part in chain]
+            own = [part for part in parts if is_state(part)]
+            state += [" && ".join(own)] if own else []
+            prepares |= len(own) < len(parts) and bool(plain)
+        elif (plain and all(changes)) if one.block else is_state(one.text):
+            state.append(one.text)
+        elif one.block and any(changes):
+            said = (
+                "sets variables and runs commands: write these one after the other, not in a block"
+            )
+            log.refuse(one.line, shorten_line(one.text), said)
+        elif plain:
+            prepares = True
+    texts = [one.text for one in commands]
+    return state, "\n".join(texts) if prepares else None
+
+
+def _single(text: str, tasks: int, known: dict[str, str], log: ConversionLog) -> CommandPlan:
+    plan = read_script(text, known, launcher(log))
     if not plan.launched and tasks > 1:
         plan.notes.append("has no srun: the script runs once, as under Slurm")
     if isinstance(plan.run, str):
@@ -310,44 +408,71 @@ def _single(text: str, tasks: int, known: dict[str, str]) -> CommandPlan:
 
 
 def _srun(
-    lines: list[str], tasks: int, known: dict[str, str], log: ConversionLog, number: int
+    before: list[ShellCommand],
+    start: ShellCommand,
+    tasks: int,
+    known: dict[str, str],
+    log: ConversionLog,
 ) -> CommandPlan | None:
-    words = raw_words(lines[-1])
+    text = re.sub(r"\\\n", " ", start.text)
+    if (output := _OUTPUT.search(text)) is not None:
+        said = "output is stored with the job: `phalanx logs`"
+        log.note(start.line, output[0].strip()[:60], KeyAction.DROPPED, said)
+        text = text[: output.start()]
+    words = raw_words(text)
     if words is None or words[0] != "srun":
-        log.refuse(number, "srun", "must be a command of its own, without pipes and redirections")
+        said = "must be a command of its own, without pipes and redirections"
+        log.refuse(start.line, "srun", said)
         return None
-    at = 1
-    while at < len(words) and words[at].startswith("-"):
-        name = words[at].lstrip("-")
-        long = words[at].startswith("--")
-        at += 1 if "=" in name or name in _BARE or (not long and len(name) > 1) else 2
-    if at > 1:
-        flags = " ".join(words[1:at])
-        log.note(number, f"srun {flags}"[:60], KeyAction.DROPPED, "the job's own numbers count")
-    while at < len(words) and re.fullmatch(r"\$\{?\w*(SRUN|srun)\w*\}?", words[at]):
-        at += 1
-    command = words[at:]
+    values = ShellValues(known)
+    for one in before:
+        if not one.block:
+            values.learn(one.text)
+    command = _command(words, values, log, start.line)
     if not command:
-        log.refuse(number, "srun", "names no command")
+        log.refuse(start.line, "srun", "names no command")
         return None
-    for line in lines[:-1]:
-        found = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=[\"']?([^\s$\"']*)[\"']?", line)
-        if found is not None:
-            known[found[1]] = found[2]
-    plan = unwrapped(command, known) or CommandPlan(command, launched=True, ranks=tasks)
-    assert isinstance(plan.run, list)
-    state = [line for line in lines[:-1] if is_state(line)]
-    if len(state) < len(lines) - 1:
-        plan.setup = "\n".join(lines[:-1])
+    plan = _launched(command, values, log) or CommandPlan(command, launched=True, ranks=tasks)
+    state, plan.setup = _before(before, log)
     if any(re.match(r"module|ml\b|conda|micromamba", line) for line in state):
         plan.notes.append("loads modules or an environment: the nodes need them")
+    assert isinstance(plan.run, list)
     plan.run = ["bash", "-c", "\n".join([_TASK, *state, f"exec {' '.join(plan.run)}"])]
     return plan
 
 
-def _line_of(source: list[str], line: str) -> int:
-    start = line[:20]
-    return next((n for n, one in enumerate(source, 1) if start in one), 1)
+def _command(words: list[str], values: ShellValues, log: ConversionLog, line: int) -> list[str]:
+    """The words after the flags of `srun`, which have no effect."""
+    at = 1
+    while at < len(words):
+        filled = values.fill(words[at]).strip("\"'").strip()
+        if words[at].startswith("$") and (not filled or filled.startswith(("-", "$"))):
+            at += 1
+        elif words[at].startswith("-"):
+            name = words[at].lstrip("-")
+            long = words[at].startswith("--")
+            at += 1 if "=" in name or name in _BARE or (not long and len(name) > 1) else 2
+        else:
+            break
+    if at > 1:
+        flags = " ".join(words[1:at])
+        log.note(line, f"srun {flags}"[:60], KeyAction.DROPPED, "the job's own numbers count")
+    return words[at:]
+
+
+def _launched(command: list[str], values: ShellValues, log: ConversionLog) -> CommandPlan | None:
+    """The plan of a launcher, also one in a variable or in `bash -c`; None for any other command."""
+    unwrap = launcher(log)
+    line = values.fill(" ".join(command))
+    inner = raw_words(line)
+    if command[0] in ("bash", "sh") and len(command) == 3 and command[1] == "-c":
+        text = values.fill(command[2])
+        if text[:1] != '"' or text[-1:] != '"':
+            return None
+        line = re.sub(r"\\([$`\"\\])", r"\1", text[1:-1])
+        inner = raw_words(line)
+    plan = None if inner is None else unwrap(inner, values.values)
+    return plan if plan is not None and isinstance(plan.run, list) else None
 
 
 def _policy(reader: ForeignReader) -> dict[str, Any]:

@@ -252,9 +252,9 @@ def _job(doc: KeyReader) -> dict[str, Any]:
     if run is not None:
         job["run"] = run
     slots = doc.section("resources")
-    number = slots.whole("slots_per_trial", "job.resources.slots_per_node")
-    if number is not None:
-        job["resources"] = {"slots_per_node": number}
+    number = slots.whole("slots_per_trial", "job.resources.accelerators")
+    if number:
+        job["resources"] = {"accelerators": number}
     pool = slots.text("resource_pool", "job.pool")
     if pool is not None:
         job["pool"] = [pool]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from phalanx.kit.text import shorten
@@ -35,8 +36,19 @@ _REFERENCE = re.compile(r"\$\{trialParameters\.([^}]+)\}")
 _SPEC = "spec"
 
 
-def translate_katib(data: Mapping[str, Any]) -> Translation:
-    """The study of an Experiment. Raises SpecInvalid."""
+@dataclass(frozen=True, slots=True)
+class KatibTrial:
+    """The template of a trial: its object, the placeholder of each parameter, and other references."""
+
+    spec: Mapping[str, Any]
+    names: Mapping[str, str]
+    references: Mapping[str, str]
+
+
+def translate_katib(
+    data: Mapping[str, Any], convert: Callable[[KatibTrial], dict[str, Any]] | None = None
+) -> Translation:
+    """The study of an Experiment. `convert` makes the job of the trial's object. Raises SpecInvalid."""
     log = TranslationLog()
     doc = KeyReader(data, log, texts=True)
     meta = doc.section("metadata")
@@ -61,7 +73,11 @@ def translate_katib(data: Mapping[str, Any]) -> Translation:
     study["search"] = _search(spec.section("algorithm"), study)
     study["trials"] = _trials(spec)
     _early(spec.section("earlyStopping"), study)
-    study["job"] = _job(spec.section("trialTemplate"), study["space"])
+    template = spec.section("trialTemplate")
+    if convert is None:
+        study["job"] = _job(template, study["space"])
+    else:
+        study["job"] = _converted(template, study["space"], convert)
     _collector(spec.section("metricsCollectorSpec"), study["job"], metrics)
     spec.refuse("nasConfig", "describes a search of architectures, which is not supported")
     spec.drop("a study is resumed by `phalanx sweep resume` and `extend`", "resumePolicy")
@@ -272,10 +288,39 @@ def _job(template: KeyReader, space: Mapping[str, Any]) -> dict[str, Any]:
     return job
 
 
-def _references(template: KeyReader, space: Mapping[str, Any]) -> dict[str, str]:
+def _converted(
+    template: KeyReader, space: Mapping[str, Any], convert: Callable[[KatibTrial], dict[str, Any]]
+) -> dict[str, Any]:
+    """The job of the trial's object."""
+    references = {
+        str(item["name"]): str(item["reference"])
+        for item in template.items("trialParameters")
+        if isinstance(item, Mapping) and "${trialSpec." in str(item.get("reference"))
+    }
+    names = _references(template, space, references)
+    template.text("primaryContainerName")
+    template.drop(
+        "the platform sees by itself how a job ends",
+        *("successCondition", "failureCondition", "primaryPodLabels", "retain"),
+    )
+    template.refuse("configMap", "is not in the file; write `trialSpec`")
+    body = template.section("trialSpec")
+    template.finish()
+    if not body.data:
+        template.problem("trialSpec", "is required: the job of each trial")
+        return {}
+    shown = {name: f"${{params.{to}}}" for name, to in names.items()}
+    return convert(KatibTrial(body.data, shown, references))
+
+
+def _references(
+    template: KeyReader, space: Mapping[str, Any], others: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """The parameter that each entry of `trialParameters` refers to."""
     names: dict[str, str] = {}
     for item in template.items("trialParameters"):
+        if isinstance(item, Mapping) and str(item.get("name")) in (others or {}):
+            continue
         if isinstance(item, Mapping) and isinstance(item.get("name"), str):
             names[item["name"]] = name_of(str(item.get("reference") or item["name"]))
         else:
