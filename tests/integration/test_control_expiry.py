@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from phalanx.services.retention import expiry, files
 from phalanx.services.retention.expired_data import RetentionProgress, retention_step
 from phalanx.services.retention.expiry import ExpiryProgress, expiry_step
 from phalanx.services.retention.work import deletions_step
+from phalanx.store.database import Store, Tx
 from phalanx.store.retention import deletions, removals
 
 pytestmark = pytest.mark.integration
@@ -92,6 +94,34 @@ def test_surplus_checkpoints_go_here_and_in_the_store(rig: Rig) -> None:
     sweep(rig)
     assert steps_left(here) == steps_left(far) == [20, 40]
     rig.check_log(num)
+
+
+def test_jobs_without_anything_to_delete_cost_no_write(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nums = [ended(rig, steps=(10,)) for _ in range(2)]
+    source = ended(rig)
+    rig.client.clone(source, CloneRequest(checkpoint="latest"))
+    rig.retain(checkpoints=DAY_S)
+    rig.clock.advance(2 * DAY_S)
+    sweep(rig)
+    written: list[object] = []
+    transact = type(rig.store).transact
+
+    def counted(store: Store, work: Callable[[Tx], object]) -> object:
+        written.append(work)
+        return transact(store, work)
+
+    monkeypatch.setattr(type(rig.store), "transact", counted)
+    sweep(rig)
+    assert written == []
+    for num in nums:
+        rig.client.retention.pin_checkpoint(num, "10")
+    rig.retain(checkpoints=None, jobs=DAY_S)
+    written.clear()
+    sweep(rig)
+    assert written == []
+    assert all(rig.job(num).state == "succeeded" for num in (*nums, source))
 
 
 class Cut(Exception):

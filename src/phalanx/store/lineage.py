@@ -193,6 +193,13 @@ def valid_checkpoints_of(tx: Tx, job: int) -> list[CheckpointRow]:
     return read(tx, CheckpointRow, query)
 
 
+def with_several_checkpoints(tx: Tx, nums: Sequence[int]) -> set[int]:
+    """Those of these jobs that have more than one valid checkpoint."""
+    here = checkpoints.c
+    query = select(here.job).where(here.job.in_(nums), here.state == "valid")
+    return set(tx.conn.execute(query.group_by(here.job).having(func.count() > 1)).scalars())
+
+
 def checkpoints_after(tx: Tx, after: int, *, limit: int) -> list[CheckpointRow]:
     """Read the checkpoints of all jobs after an id, in the order of their reports."""
     here = checkpoints.c

@@ -68,14 +68,23 @@ def _batch(
     key = (kind, scope)
     page = due_jobs(platform, scope, progress.seen.get(key, (0, 0)), before)
     expire = _expire_job if kind is DataKind.JOBS else _expire_checkpoints
+    wanted = platform.store.view(lambda tx: _with_work(tx, [one.num for one in page], kind))
     for one in page:
         platform.may_act()
-        expire(platform, one.num, now)
+        if one.num in wanted:
+            expire(platform, one.num, now)
         progress.seen[key] = (one.ended_at, one.num)
     if len(page) < JOBS:
         progress.seen.pop(key, None)
         return False
     return True
+
+
+def _with_work(tx: Tx, nums: Sequence[int], kind: DataKind) -> set[int]:
+    """Those of these jobs that may expire, or may have surplus checkpoints: the others cost no write."""
+    if kind is DataKind.CHECKPOINTS:
+        return lineage.with_several_checkpoints(tx, nums)
+    return {num for num, use in uses_of(tx, nums).items() if not holds(use)}
 
 
 def due_jobs(
