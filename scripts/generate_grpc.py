@@ -95,6 +95,7 @@ class Writer:
         if name in self.messages:
             return name
         self.messages[name] = ""  # a model may name itself
+        model.model_rebuild()  # names that were not there yet when the model was made
         numbers = self.before.get(name, Numbers())
         lines: list[str] = []
         present = set()

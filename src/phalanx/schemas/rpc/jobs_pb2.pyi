@@ -68,7 +68,7 @@ class SubmitResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[JobView, _Mapping]] = ..., spec: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., estimate: _Optional[_Union[EstimateView, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobView(_message.Message):
-    __slots__ = ("num", "label", "url", "etag", "name", "description", "project", "owner", "labels", "framework", "kind", "priority", "state", "reason", "pending_reason", "waits_for", "array", "array_index", "study", "trial", "goal", "attempt", "attempts", "generation", "restarts", "pool", "num_slots", "slot_type", "slot_seconds", "usd", "num_nodes", "image", "cause", "queue_s", "duration_s", "metric", "best_metric", "world_size", "roles", "submitted_at", "started_at", "ended_at", "stop_deadline_at", "archived_at", "pinned_at", "pinned_by", "failure", "progress", "ranks", "nodes", "lineage", "cost", "unit_costs", "budget", "communication", "spec", "withheld", "code", "directory", "checkpoint_dir")
+    __slots__ = ("num", "label", "url", "etag", "name", "description", "project", "owner", "labels", "framework", "kind", "priority", "state", "reason", "pending_reason", "waits_for", "array", "array_index", "study", "trial", "goal", "attempt", "attempts", "generation", "restarts", "pool", "num_slots", "slot_type", "slot_seconds", "usd", "num_nodes", "image", "cause", "queue_s", "duration_s", "metric", "best_metric", "world_size", "roles", "submitted_at", "started_at", "ended_at", "stop_deadline_at", "expires", "archived_at", "pinned_at", "pinned_by", "failure", "progress", "ranks", "nodes", "lineage", "cost", "unit_costs", "budget", "communication", "spec", "withheld", "code", "directory", "checkpoint_dir")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,7 @@ class JobView(_message.Message):
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     ENDED_AT_FIELD_NUMBER: _ClassVar[int]
     STOP_DEADLINE_AT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
     ARCHIVED_AT_FIELD_NUMBER: _ClassVar[int]
     PINNED_AT_FIELD_NUMBER: _ClassVar[int]
     PINNED_BY_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +180,7 @@ class JobView(_message.Message):
     started_at: _timestamp_pb2.Timestamp
     ended_at: _timestamp_pb2.Timestamp
     stop_deadline_at: _timestamp_pb2.Timestamp
+    expires: _containers.RepeatedCompositeFieldContainer[ExpiryView]
     archived_at: _timestamp_pb2.Timestamp
     pinned_at: _timestamp_pb2.Timestamp
     pinned_by: str
@@ -196,7 +198,7 @@ class JobView(_message.Message):
     code: str
     directory: str
     checkpoint_dir: str
-    def __init__(self, num: _Optional[int] = ..., label: _Optional[str] = ..., url: _Optional[str] = ..., etag: _Optional[str] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., framework: _Optional[str] = ..., kind: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[_Union[ReasonView, _Mapping]] = ..., pending_reason: _Optional[_Union[ReasonView, _Mapping]] = ..., waits_for: _Optional[_Iterable[_Union[DependencyView, _Mapping]]] = ..., array: _Optional[int] = ..., array_index: _Optional[int] = ..., study: _Optional[int] = ..., trial: _Optional[int] = ..., goal: _Optional[str] = ..., attempt: _Optional[int] = ..., attempts: _Optional[int] = ..., generation: _Optional[int] = ..., restarts: _Optional[int] = ..., pool: _Optional[str] = ..., num_slots: _Optional[int] = ..., slot_type: _Optional[str] = ..., slot_seconds: _Optional[float] = ..., usd: _Optional[str] = ..., num_nodes: _Optional[int] = ..., image: _Optional[str] = ..., cause: _Optional[str] = ..., queue_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., metric: _Optional[str] = ..., best_metric: _Optional[float] = ..., world_size: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleView, _Mapping]]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., stop_deadline_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., archived_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pinned_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pinned_by: _Optional[str] = ..., failure: _Optional[_Union[FailureView, _Mapping]] = ..., progress: _Optional[_Union[ProgressView, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankView, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeRankView, _Mapping]]] = ..., lineage: _Optional[_Union[LineageView, _Mapping]] = ..., cost: _Optional[_Union[CostView, _Mapping]] = ..., unit_costs: _Optional[_Iterable[_Union[UnitCostView, _Mapping]]] = ..., budget: _Optional[_Union[BudgetView, _Mapping]] = ..., communication: _Optional[_Union[CommunicationView, _Mapping]] = ..., spec: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., withheld: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., directory: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ...) -> None: ...
+    def __init__(self, num: _Optional[int] = ..., label: _Optional[str] = ..., url: _Optional[str] = ..., etag: _Optional[str] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., framework: _Optional[str] = ..., kind: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[_Union[ReasonView, _Mapping]] = ..., pending_reason: _Optional[_Union[ReasonView, _Mapping]] = ..., waits_for: _Optional[_Iterable[_Union[DependencyView, _Mapping]]] = ..., array: _Optional[int] = ..., array_index: _Optional[int] = ..., study: _Optional[int] = ..., trial: _Optional[int] = ..., goal: _Optional[str] = ..., attempt: _Optional[int] = ..., attempts: _Optional[int] = ..., generation: _Optional[int] = ..., restarts: _Optional[int] = ..., pool: _Optional[str] = ..., num_slots: _Optional[int] = ..., slot_type: _Optional[str] = ..., slot_seconds: _Optional[float] = ..., usd: _Optional[str] = ..., num_nodes: _Optional[int] = ..., image: _Optional[str] = ..., cause: _Optional[str] = ..., queue_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., metric: _Optional[str] = ..., best_metric: _Optional[float] = ..., world_size: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleView, _Mapping]]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., stop_deadline_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires: _Optional[_Iterable[_Union[ExpiryView, _Mapping]]] = ..., archived_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pinned_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pinned_by: _Optional[str] = ..., failure: _Optional[_Union[FailureView, _Mapping]] = ..., progress: _Optional[_Union[ProgressView, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankView, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeRankView, _Mapping]]] = ..., lineage: _Optional[_Union[LineageView, _Mapping]] = ..., cost: _Optional[_Union[CostView, _Mapping]] = ..., unit_costs: _Optional[_Iterable[_Union[UnitCostView, _Mapping]]] = ..., budget: _Optional[_Union[BudgetView, _Mapping]] = ..., communication: _Optional[_Union[CommunicationView, _Mapping]] = ..., spec: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., withheld: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., directory: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ...) -> None: ...
 
 class ReasonView(_message.Message):
     __slots__ = ("code", "message")
@@ -237,6 +239,14 @@ class RoleView(_message.Message):
     required: bool
     phases: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, name: _Optional[str] = ..., num_nodes: _Optional[int] = ..., slots_per_node: _Optional[int] = ..., first_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., required: _Optional[bool] = ..., phases: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ExpiryView(_message.Message):
+    __slots__ = ("kind", "at")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    at: _timestamp_pb2.Timestamp
+    def __init__(self, kind: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class FailureView(_message.Message):
     __slots__ = ("cause", "message", "rank", "node_rank", "at", "exit_code", "signal", "exception", "traceback", "role")
