@@ -145,7 +145,14 @@ def request_of(case: Sample, rng: random.Random) -> dict[str, Any]:
         if rng.random() < 0.03:
             content = content[: rng.randrange(len(content) + 1)] + rng.randbytes(3)
     path = path.encode(errors="replace").decode()
-    return {"method": case.method, "path": path, "query": query, "content": content}
+    operation = (case.method, case.path)
+    return {
+        "operation": operation,
+        "method": case.method,
+        "path": path,
+        "query": query,
+        "content": content,
+    }
 
 
 def _is_json(body: Any) -> bool:

@@ -210,6 +210,10 @@ def test_stores_are_listed_and_bad_ones_refused(here: Rig, monkeypatch: pytest.M
     assert "s3://eu-data" in done.output and "eu" in done.output
     done = CliRunner().invoke(app, ["projects", "show", "lab"], catch_exceptions=False)
     assert "eu, ch" in done.output
+    done = CliRunner().invoke(app, ["pools", "show", "europe"], catch_exceptions=False)
+    assert "residency" in done.output and "eu" in done.output
+    found = {one.name: one.residency for one in here.client.pools()}
+    assert found == {"america": ["us"], "europe": ["eu"], "nowhere": []}
     for url, said in (
         ("eu-data", "must be a URL such as s3://bucket/prefix, or an absolute path"),
         ("s3://key:secret@eu", "must not hold credentials"),

@@ -141,7 +141,7 @@ def test_code_goes_a_week_after_its_last_job_was_over(rig: Rig, used: bool) -> N
         with_code(rig, over, digests[0])
         with_code(rig, runs, digests[1])
     paths = [archive(rig, digest, age) for digest, age in zip(digests, (8, 8, 8, 6), strict=True)]
-    code_service.has(rig.platform.home, digests[2])  # somebody is about to submit with it
+    code_service.has(rig.platform, digests[2])  # somebody is about to submit with it
     os.utime(paths[2], (rig.clock.now() / 1e6,) * 2)
     sweep_all(rig, with_periods(rig))
     assert [one.exists() for one in paths] == [used, used, True, True]
@@ -154,6 +154,8 @@ def test_whoever_asks_for_an_archive_keeps_it_from_going(rig: Rig) -> None:
     path, before_s = archive(rig, "a" * 64, 8), rig.clock.now() / 1e6 - 7 * DAY_S
     home = rig.platform.home
     assert code_service.unused_since(home, before_s) == ["a" * 64]
-    assert code_service.has(home, "a" * 64) and not code_service.has(home, "b" * 64)
-    code_service.remove(home, "a" * 64, before_s)  # it was asked for since it was found idle
+    assert code_service.has(rig.platform, "a" * 64) and not code_service.has(rig.platform, "b" * 64)
+    code_service.remove(
+        rig.platform, "a" * 64, before_s
+    )  # it was asked for since it was found idle
     assert path.exists() and code_service.unused_since(home, before_s) == []

@@ -15,7 +15,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from phalanx.checkpoint.encryption import parse_keys
@@ -25,6 +32,7 @@ from phalanx.core.cost.prices import HOUR_US, NANO
 from phalanx.core.retention.policy import RetentionPeriods
 from phalanx.core.scheduling import DEFAULT_POLICY, PlannerConfig
 from phalanx.core.tenancy.identities import ClaimNames
+from phalanx.core.training.checkpoints import far_prefix
 from phalanx.errors import Problem, SpecInvalid, UserError
 from phalanx.kit.text import nearest
 from phalanx.kit.units import parse_duration, parse_size
@@ -32,6 +40,7 @@ from phalanx.launch.linux import replace_environment
 from phalanx.launch.tls.trust import read_ca
 from phalanx.services.cost.anomalies import AnomalyConfig
 from phalanx.services.login.provider import LoginConfig, is_protected
+from phalanx.services.objects.code_archives import CodeArchives
 from phalanx.services.secret_managers.mounted_files import MountedFiles
 from phalanx.services.secret_managers.vault import VaultConfig, file_or_value
 from phalanx.store.secrets.envelope import GivenKeys, KeyWrapper
@@ -424,6 +433,27 @@ class RetentionSettings(SettingsGroup):
         )
 
 
+class StorageSettings(SettingsGroup):
+    """Files of the control plane in an object store."""
+
+    objects: str | None = Field(
+        default=None,
+        description="Object store of code archives, `s3://bucket/prefix`, with credentials from the "
+        "environment: every control plane serves them, and the home is a cache. Absent: the home.",
+    )
+
+    @field_validator("objects")
+    @classmethod
+    def _is_a_prefix(cls, url: str | None) -> str | None:
+        return None if url is None else far_prefix(url)
+
+    def code_archives(self) -> CodeArchives | None:
+        """The code archives in the object store, with the credentials of this process; None: no store."""
+        if self.objects is None:
+            return None
+        return CodeArchives(self.objects, dict(os.environ))  # noqa: TID251 - credentials of the store
+
+
 class ApiSettings(SettingsGroup):
     """The HTTP API."""
 
@@ -578,6 +608,7 @@ class Settings(BaseSettings):
     scheduler: SchedulerSettings = SchedulerSettings()
     retention: RetentionSettings = RetentionSettings()
     cost: CostSettings = CostSettings()
+    storage: StorageSettings = StorageSettings()
     idle_exit_s: float | None = Field(
         default=None, description="Exit after this long without a client and without a live job."
     )

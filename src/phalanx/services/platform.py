@@ -21,6 +21,7 @@ from phalanx.search import SamplerWorker
 from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.caches.scheduler_cache import SchedulerCache
 from phalanx.services.caches.study_cache import StudyCache
+from phalanx.services.objects.code_archives import CodeArchives
 from phalanx.services.secret_managers.references import SecretSources
 from phalanx.store.database import Store
 from phalanx.store.secrets.envelope import HomeKeys, KeyWrapper
@@ -102,6 +103,7 @@ class Platform:
     given_keys: KeyWrapper | None = None  # master keys of secrets; None: the file of the home
     managers: SecretSources = field(default_factory=SecretSources, compare=False)  # of secrets
     base_env: Mapping[str, str] = field(default_factory=dict)  # base environment of `submit` jobs
+    code_archives: CodeArchives | None = None  # code in an object store; None: in the home alone
     contact_lost_after_s: float = 480.0  # silence before a supervisor is lost
     log_limit: int | None = None  # bytes of output stored of one job; None: any number
     retention: RetentionRules = field(default_factory=RetentionRules)  # periods by default

@@ -117,6 +117,14 @@ def test_labels_become_topology_and_type():
     assert node.slot_type == "H100"
 
 
+def test_a_node_cannot_say_that_it_is_elsewhere_than_its_pool():
+    claims = [seen(id="a" * 56, labels={"x.example/residency": "eu"}), seen(id="b" * 56)]
+    here = RayInventory(pool(labels={"residency": "us"})).read(claims)
+    assert [one.labels for one in here] == [(("residency", "us"),)] * 2
+    (first, second) = RayInventory(pool()).read(claims)
+    assert (first.labels, second.labels) == ((("residency", "eu"),), ())
+
+
 def test_labels_and_the_pool_file_give_a_node_its_traits():
     labels = {
         "phalanx/device-memory": "80GB",

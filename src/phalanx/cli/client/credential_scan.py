@@ -1,8 +1,4 @@
-"""Find credentials in the files of a snapshot before they leave the caller's machine.
-
-The table has few rules, each for a text that services give out in one exact form, so that code that merely
-speaks of passwords passes.
-"""
+"""Find credentials in the files of a snapshot before they leave the caller's machine."""
 
 from __future__ import annotations
 
@@ -11,22 +7,13 @@ from pathlib import Path, PurePosixPath
 
 import pathspec
 
+from phalanx.core.contract.credentials import forms_in
 from phalanx.core.contract.secrecy import is_secret
 from phalanx.errors import UserError
 
 ALLOW_FILE = ".phalanxcredentials"
 """In the root of a snapshot: patterns of files that may contain credentials, as in `.gitignore`."""
 _SHOWN = 5
-_RULES = {
-    "an AWS access key id": rb"\b(?:AKIA|ASIA)(?![A-Z0-9]{9}EXAMPLE)[A-Z2-7]{16}\b",
-    "a private key": rb"-----BEGIN (?:[A-Z]{2,10} ){0,2}PRIVATE KEY-----\s{0,4}[A-Za-z0-9+/]{40}",
-    "a GitHub token": rb"\bgh[pousr]_[A-Za-z0-9]{36}\b|\bgithub_pat_[A-Za-z0-9_]{60,}",
-    "a GitLab token": rb"\bglpat-[A-Za-z0-9_-]{20}",
-    "a Hugging Face token": rb"\bhf_[A-Za-z0-9]{34}\b",
-    "a Slack token": rb"\bxox[abeoprs]-[0-9]{8,}-[A-Za-z0-9-]{10,}",
-    "a Google API key": rb"\bAIza[0-9A-Za-z_-]{35}\b",
-}
-_ANY = {said: re.compile(rule) for said, rule in _RULES.items()}
 _PAIR = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*['\"]?([^'\"\s#]+)")
 _PATTERNS_OF_OTHERS = (".example", ".sample", ".template", ".dist")
 
@@ -46,9 +33,8 @@ class CredentialScan:
         """Search one file."""
         if self._allowed.match_file(name):
             return
-        for said, rule in _ANY.items():
-            if (hit := rule.search(data)) is not None:
-                self._found.append(f"{name}:{data.count(10, 0, hit.start()) + 1}: {said}")
+        for said, at in forms_in(data):
+            self._found.append(f"{name}:{data.count(10, 0, at) + 1}: {said}")
         last = PurePosixPath(name).name
         if (last == ".env" or last.startswith(".env.")) and not last.endswith(_PATTERNS_OF_OTHERS):
             for num, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):

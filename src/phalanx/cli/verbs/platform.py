@@ -304,12 +304,26 @@ def list_replicas(ctx: typer.Context, json: AsJson = False) -> None:
 
 
 @admin_app.command("import-home")
-def import_home(ctx: typer.Context, database_url: DatabaseOption = None) -> None:
+def import_home(
+    ctx: typer.Context,
+    database_url: DatabaseOption = None,
+    objects: Annotated[
+        str | None,
+        typer.Option(
+            "--objects",
+            metavar="URL",
+            help="Also copy checkpoints, code and traces of profiles into this object store, such as "
+            "s3://bucket/prefix; may be repeated after an interruption.",
+        ),
+    ] = None,
+) -> None:
     """Move the jobs of the home from SQLite to an empty PostgreSQL database, while no control plane runs.
 
-    Every table is compared. Checkpoints, code and logs stay in the home; the SQLite file is kept.
+    Every table is compared, and every file that is copied is read back. The SQLite file and the files are
+    kept.
     """
     words = ["--home", str(_home(ctx))]
+    words += [] if objects is None else ["--objects", objects]
     words += [] if database_url is None else ["--database-url", database_url]
     run_module("phalanx.standalone.import_home", words)
 

@@ -125,6 +125,7 @@ def show_pool(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> None:
             ("slots", f"{view.num_free} of {view.num_slots} free on {view.num_nodes} nodes"),
             ("type", ", ".join(view.slot_types)),
             ("levels", " > ".join([*view.levels, "node"])),
+            ("residency", ", ".join(view.residency) or None),
             ("price", f"{view.price:g} USD per slot and hour" if view.price else None),
             ("spot", "yes" if view.spot else None),
             ("closed", view.num_closed or None),

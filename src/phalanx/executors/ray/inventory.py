@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.core.gang.placement import Node
+from phalanx.core.residency import LABEL
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.schemas.pools.traits import NodeTraits, TraitValues, traits_of_labels
 
@@ -65,6 +66,10 @@ class RayInventory:
         except ValueError as error:
             # Without its price or taints it must not be used, and its owner must see why.
             own, closed = NodeTraits(), str(error)
+        if LABEL in self._pool.labels:
+            # A node cannot say that it is elsewhere than its pool.
+            inside = {LABEL: self._pool.labels[LABEL]}
+            own = own.model_copy(update={"labels": {**own.labels, **inside}})
         traits = TraitValues.of(self._pool, own)
         cpus = max(1, int(resources.get("CPU", 1)))
         node = Node(

@@ -23,6 +23,7 @@ class PoolView(ResponseBody):
     num_closed: int = 0
     slot_types: list[str] = Field(default_factory=list)
     levels: list[str] = Field(default_factory=list)
+    residency: list[str] = Field(default_factory=list)  # values of the label of its nodes
     price: float | None = None  # US dollars for the dearest slot and hour
     spot: bool = False
     num_waiting: int = 0  # jobs that may run here and wait

@@ -81,7 +81,7 @@ async def post_hello(here: Here, request: HelloRequest) -> HelloResponse:
 @router.head("/api/v1/code/{digest}", openapi_extra=needs(Permission.JOBS_SUBMIT, Of.ANY))
 def head_code(here: Here, digest: Digest) -> Response:
     """Whether an archive has been uploaded: 200 or 404."""
-    return Response(status_code=200 if code.has(here.platform.home, digest) else 404)
+    return Response(status_code=200 if code.has(here.platform, digest) else 404)
 
 
 @router.put(
@@ -89,7 +89,7 @@ def head_code(here: Here, digest: Digest) -> Response:
 )
 async def put_code(here: Here, digest: Digest, request: Request) -> Response:
     """Upload an uncompressed tar archive under its SHA-256; it is verified before it is kept."""
-    if await in_thread(lambda: code.has(here.platform.home, digest)):
+    if await in_thread(lambda: code.has(here.platform, digest)):
         return Response(status_code=204)
     await _receive(here, digest, request)
     return Response(status_code=204)

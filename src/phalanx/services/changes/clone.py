@@ -129,7 +129,7 @@ def _prepared(
 ) -> tuple[PreparedJob, tuple[str, ...]]:
     facts, contract = stored.facts, contract_of(stored.facts)
     label = job_label(stored.job.num)
-    if facts.code_digest is not None and not code.has(platform.home, facts.code_digest):
+    if facts.code_digest is not None and not code.has(platform, facts.code_digest):
         raise NotFound(
             f"the code of {label} is not stored any more: it is deleted a week after the job's end",
             "submit the job from its folder again",

@@ -25,6 +25,7 @@ from phalanx.services.lifecycle.admission import (
     missing_labels,
     over_project,
     over_quota,
+    plain_credentials,
 )
 from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.lifecycle.submit import Limits, change_budget, limits_now
@@ -138,6 +139,7 @@ def _check_spec(
     problems = [one for one in check_supported(spec) if one.path.split(".")[0] in after]
     facts = facts_of(spec)
     gang = replace(gang_of(facts, spec.to_policy()), residency=limits.residency.allowed(facts))
+    problems += plain_credentials({name: after[name] for name in _DESCRIBING if name in after})
     if "priority" in after:
         found = over_project(spec, limits.projects, gang)
         problems += [one for one in found if one.path == "priority"]

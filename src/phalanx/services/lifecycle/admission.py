@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from phalanx.core.contract.credentials import credentials_in
 from phalanx.core.gang.placement import Demand, Node
 from phalanx.core.jobs.model import JobPolicy
 from phalanx.core.residency import permits, residency_of
@@ -105,6 +107,18 @@ def over_quota(spec: JobSpec, quotas: QuotaContext, job: QueuedJob) -> list[Prob
         )
         problems.append(Problem("resources", said))
     return problems
+
+
+def plain_credentials(spec: Mapping[str, Any]) -> list[Problem]:
+    """Problems of a spec, or of a part of it, with credentials in places that are stored and shown."""
+    return [
+        Problem(
+            path,
+            f"contains {said}, which would be stored and shown: remove it, store it with "
+            "`phalanx secrets set NAME`, name it in `secrets`, and use the variable of that name",
+        )
+        for path, said in credentials_in(spec)
+    ]
 
 
 def outside_residency(spec: JobSpec, rules: ResidencyRules) -> list[Problem]:

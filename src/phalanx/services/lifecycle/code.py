@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.errors import LaunchError, StorageFull, UserError
+from phalanx.errors import DataUnavailable, LaunchError, StorageFull, UserError
 from phalanx.kit.text import random_hex
 from phalanx.kit.units import format_size
 from phalanx.launch.archives import MemberKind, checked_members, unpack_archive
@@ -28,13 +28,30 @@ def archive_path(home: HomeLayout, digest: str) -> Path:
     return home.code_dir / f"{digest}.tar"
 
 
-def has(home: HomeLayout, digest: str) -> bool:
-    """Whether an archive has been uploaded. A positive answer also renews the archive's age."""
+def has(platform: Platform, digest: str) -> bool:
+    """Whether an archive has been uploaded. A positive answer also renews the archive's age.
+
+    One that another control plane has put into the object store is copied into the home. Raises
+    DataUnavailable where the store does not answer.
+    """
+    path = archive_path(platform.home, digest)
     try:
-        os.utime(archive_path(home, digest))
+        os.utime(path)
     except OSError:
-        return False
+        archives = platform.code_archives
+        return archives is not None and archives.bring(digest, path)
     return True
+
+
+def local_archive(platform: Platform, digest: str) -> Path:
+    """The path of an archive in the home, copied from the object store where it is missing.
+
+    Raises DataUnavailable where the store does not answer.
+    """
+    path = archive_path(platform.home, digest)
+    if platform.code_archives is not None and not path.exists():
+        platform.code_archives.bring(digest, path)
+    return path
 
 
 def unused_since(home: HomeLayout, before_s: float) -> list[str]:
@@ -44,12 +61,17 @@ def unused_since(home: HomeLayout, before_s: float) -> list[str]:
     )
 
 
-def remove(home: HomeLayout, digest: str, before_s: float) -> int:
-    """Delete an archive unless it has been requested since `before_s`; returns the bytes deleted."""
-    path = archive_path(home, digest)
-    with contextlib.suppress(FileNotFoundError):
+def remove(platform: Platform, digest: str, before_s: float) -> int:
+    """Delete an archive unless it has been requested since `before_s`; returns the bytes deleted.
+
+    It goes from the object store first. Where that does not answer, the archive stays until a later call.
+    """
+    path = archive_path(platform.home, digest)
+    with contextlib.suppress(FileNotFoundError, DataUnavailable):
         found = path.stat()
         if found.st_mtime < before_s:
+            if platform.code_archives is not None:
+                platform.code_archives.remove(digest)
             path.unlink()
             return found.st_size
     return 0
@@ -104,6 +126,11 @@ class CodeUpload:
             self._file.write(chunk)
 
     @property
+    def path(self) -> Path:
+        """Where the archive is until `publish`."""
+        return self._path
+
+    @property
     def size_bytes(self) -> int:
         """Bytes written so far."""
         return self._size_bytes
@@ -145,9 +172,14 @@ def _storing(folder: Path) -> Iterator[None]:
 
 
 def keep(platform: Platform, upload: CodeUpload) -> None:
-    """Verify a whole upload and keep it, with a row of the audit log. Raises UserError."""
+    """Verify a whole upload and keep it, with a row of the audit log; in the object store first.
+
+    Raises UserError, and DataUnavailable where the object store does not take it.
+    """
     upload.verify()
     change = {"bytes": upload.size_bytes}
+    if platform.code_archives is not None:
+        platform.code_archives.keep(upload.digest, upload.path)
     platform.store.transact(lambda tx: audit.describe(tx, f"code {upload.digest}", None, change))
     upload.publish()
 
@@ -161,7 +193,7 @@ def check_archive(path: Path) -> None:
         raise UserError(f"the code archive cannot be read: {error}") from error
 
 
-def unpack(home: HomeLayout, digest: str, target: Path) -> None:
+def unpack(platform: Platform, digest: str, target: Path) -> None:
     """Unpack the code of an attempt into `target`, completely or not at all; an existing folder is kept.
 
     Raises LaunchError when it cannot be unpacked.
@@ -169,8 +201,8 @@ def unpack(home: HomeLayout, digest: str, target: Path) -> None:
     if target.is_dir():
         return
     try:
-        _unpack_whole(archive_path(home, digest), target)
-    except (OSError, UserError) as error:
+        _unpack_whole(local_archive(platform, digest), target)
+    except (OSError, UserError, DataUnavailable) as error:
         raise LaunchError(f"the code cannot be unpacked: {error}") from error
 
 

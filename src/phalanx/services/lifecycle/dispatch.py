@@ -206,7 +206,7 @@ def _launch(
         digest = stored.facts.code_digest
         # Without code the executor creates an empty folder on the nodes.
         if digest is not None:
-            code.unpack(platform.home, digest, code_dir(platform.home, command.job, attempt.num))
+            code.unpack(platform, digest, code_dir(platform.home, command.job, attempt.num))
         contract = contract_of(stored.facts)
         why = unreadable(platform, stored.facts.project, contract.secrets)
         if why is not None:

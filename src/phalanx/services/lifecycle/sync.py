@@ -176,7 +176,7 @@ def supervisor_code(
     _, stored = _of_live_attempt(platform, asked, token)
     if stored.facts.code_digest != digest:
         raise PermissionDenied("this is not the code of that job")
-    return code.archive_path(platform.home, digest)
+    return code.local_archive(platform, digest)
 
 
 def supervisor_secrets(

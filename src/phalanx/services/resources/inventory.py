@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 from phalanx.core.gang.devices import Accelerator
 from phalanx.core.gang.placement import Node
+from phalanx.core.residency import LABEL
 from phalanx.errors import NotFound
 from phalanx.executors.protocol import DeviceReporter
 from phalanx.kit.text import nearest
@@ -137,6 +138,7 @@ def _pool(found: _Inventory, name: str, nodes: Sequence[NodeView]) -> PoolView:
         num_closed=sum(1 for node in nodes if node.state != "open"),
         slot_types=sorted({node.slot_type for node in nodes if node.slot_type}),
         levels=list(dict.fromkeys(level for node in nodes for level in node.topology)),
+        residency=sorted({node.labels[LABEL] for node in nodes if LABEL in node.labels}),
         price=max(prices, default=None),
         spot=any(node.reclaims_per_hour for node in nodes),
         num_waiting=len(open_to),

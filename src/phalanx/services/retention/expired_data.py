@@ -75,7 +75,7 @@ def _archives(platform: Platform, found: Sequence[RetentionScope], now: int) -> 
     """Delete code archives that no job needs any more. Unpacked copies stay: scripts write there."""
     for digest in expired_archives(platform, found, now):
         before = now - round((shortest(found, DataKind.CODE) or 0.0) * _US)
-        num_bytes = code.remove(platform.home, digest, before / 1e6)
+        num_bytes = code.remove(platform, digest, before / 1e6)
         if num_bytes:
             _count(platform, DataKind.CODE, 1, num_bytes)
 

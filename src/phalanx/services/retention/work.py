@@ -147,6 +147,6 @@ def _remove_code(platform: Platform, digest: str, cause: RemovalCause, now: int)
 
     if platform.store.view(is_used):
         return
-    num_bytes = code.remove(platform.home, digest, (now - _CODE_AGE_US) / 1e6)
+    num_bytes = code.remove(platform, digest, (now - _CODE_AGE_US) / 1e6)
     if num_bytes:
         platform.store.transact(lambda tx: deletions.count(tx, DataKind.CODE, cause, 1, num_bytes))

@@ -17,6 +17,7 @@ from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.api.schedules import PutScheduleRequest, ScheduleRunView, ScheduleView
 from phalanx.schemas.spec.document import resolved, validate_spec
 from phalanx.services.batches.submit import check_batch
+from phalanx.services.lifecycle.admission import plain_credentials
 from phalanx.services.platform import Platform
 from phalanx.services.schedules import times
 from phalanx.services.schedules.fire import batch_of, store_run
@@ -94,6 +95,9 @@ def _checked(
     if request.catch_up == "all" and request.overlap != "allow":
         said = "`all` starts several jobs at once: write `last`, or let them overlap (`allow`)"
         raise SpecInvalid([Problem("catch_up", said, request.catch_up)])
+    problems = plain_credentials(request.spec)
+    if problems:
+        raise SpecInvalid([replace(one, path=f"spec.{one.path}") for one in problems])
     # The values of secret variables would be stored: without them the check refuses such variables.
     plain = shown_spec(resolved(spec))
     submission = SubmitRequest(

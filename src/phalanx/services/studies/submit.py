@@ -44,6 +44,7 @@ from phalanx.schemas.spec.study_checks import (
 )
 from phalanx.search import methods
 from phalanx.services.lifecycle import code
+from phalanx.services.lifecycle.admission import plain_credentials
 from phalanx.services.lifecycle.submit import check
 from phalanx.services.platform import Platform
 from phalanx.services.studies.commit import (
@@ -106,11 +107,12 @@ def _checked(platform: Platform, request: SubmitStudyRequest, by: Caller) -> Stu
     spec = validate_study(request.spec)
     by.require(Permission.JOBS_SUBMIT, _project(spec))
     problems = study_problems(spec) or _unsupported(spec)
+    problems += plain_credentials(request.spec)
     if problems:
         raise SpecInvalid(problems)
     if request.kind == "run" and request.caller_cwd is None:
         raise UserError("a `run` study needs `caller_cwd`", "send it, or use kind `submit`")
-    if request.code is not None and not code.has(platform.home, request.code):
+    if request.code is not None and not code.has(platform, request.code):
         raise NotFound(
             f"code {request.code[:12]}… has not been uploaded",
             f"PUT it to /api/v1/code/{request.code} first",

@@ -23,6 +23,7 @@ from phalanx.schemas.api.templates import (
 from phalanx.schemas.spec.document import resolved, validate_spec
 from phalanx.schemas.spec.template import JobTemplate, read_template
 from phalanx.services.batches.submit import check_batch, store_batch
+from phalanx.services.lifecycle.admission import plain_credentials
 from phalanx.services.lifecycle.commit import Note, commit_events
 from phalanx.services.platform import Platform
 from phalanx.services.queries import views
@@ -68,6 +69,9 @@ def _check(
     platform: Platform, project: str, template: JobTemplate, request: PutTemplateRequest, by: Caller
 ) -> None:
     """Raise SpecInvalid for values of secrets, and for a spec that would be refused with its defaults."""
+    problems = plain_credentials(request.template)
+    if problems:
+        raise SpecInvalid(problems)
     if shown_spec(template.job) != template.job:
         said = "holds values of secrets: store them with `phalanx secrets set`, and name them in `secrets`"
         raise SpecInvalid([Problem("job.env", said)])

@@ -121,7 +121,9 @@ def _write_error_file(kind: str, message: str, text: str) -> None:
     extra = {"py_callstack": text, "timestamp": str(int(time.time())), "exc_type": kind}  # noqa: TID251
     body = {"message": {"message": f"{kind}: {message}", "extraInfo": extra}}
     try:
-        with open(path, "x") as file:
+        # A message may quote a secret variable: the file is for its owner alone.
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(opened, "w") as file:
             json.dump(body, file)
     except OSError:
         pass

@@ -6,6 +6,8 @@ import hashlib
 import io
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -13,6 +15,7 @@ from phalanx.errors import LaunchError, UserError
 from phalanx.launch import archives
 from phalanx.schemas.home import HomeLayout
 from phalanx.services.lifecycle import code
+from phalanx.services.platform import Platform
 
 pytestmark = pytest.mark.unit
 
@@ -42,6 +45,11 @@ def upload(home: HomeLayout, content: bytes, digest: str | None = None) -> str:
     return digest
 
 
+def platform_of(home: HomeLayout) -> Platform:
+    """What the functions read of a platform without an object store."""
+    return cast("Platform", SimpleNamespace(home=home, code_archives=None))
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> HomeLayout:
     return HomeLayout(tmp_path)
@@ -49,12 +57,14 @@ def home(tmp_path: Path) -> HomeLayout:
 
 def test_what_was_uploaded_is_unpacked(home: HomeLayout, tmp_path: Path) -> None:
     digest = upload(home, tar(train=b"print(1)"))
-    assert code.has(home, digest)
+    assert code.has(platform_of(home), digest)
     target = tmp_path / "a" / "code"
-    code.unpack(home, digest, target)
+    code.unpack(platform_of(home), digest, target)
     assert (target / "train").read_bytes() == b"print(1)"
     (target / "train").write_bytes(b"changed")
-    code.unpack(home, digest, target)  # an attempt that is launched again keeps its folder
+    code.unpack(
+        platform_of(home), digest, target
+    )  # an attempt that is launched again keeps its folder
     assert (target / "train").read_bytes() == b"changed"
 
 
@@ -111,5 +121,5 @@ def test_limits(home: HomeLayout, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_archive_that_has_gone_is_a_failed_launch(home: HomeLayout, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="cannot be unpacked"):
-        code.unpack(home, "1" * 64, tmp_path / "code")
+        code.unpack(platform_of(home), "1" * 64, tmp_path / "code")
     assert not (tmp_path / "code").exists()

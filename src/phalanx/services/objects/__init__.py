@@ -1,0 +1,1 @@
+"""Files of the control plane that are kept in an object store."""
