@@ -368,6 +368,8 @@ READS = {
     ("GET", "/api/v1/jobs/{num}/stream"),
     ("GET", "/api/v1/projects/{name}/secrets"),
     ("GET", "/api/v1/secrets"),
+    ("GET", "/api/v1/secrets/{secret}"),
+    ("GET", "/api/v1/projects/{name}/secrets/{secret}"),
     ("GET", "/jobs/{num}"),
 }
 
@@ -379,6 +381,8 @@ def test_every_read_that_is_audited_leaves_one_entry(rig: Rig) -> None:
     assert audited == set(READS)
     stage = Stage(rig)
     running(stage)
+    for path in SECRET_PATHS:
+        stage.call("PUT", sample_path(path), json={"value": SECRET})
     for method, route in READS:
         for _ in range(2):
             stage.call(method, sample_path(route))

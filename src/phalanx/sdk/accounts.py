@@ -72,6 +72,10 @@ class AccountCalls(Transport):
         """Users and service accounts with their groups and roles."""
         return self._get(f"{V1}/accounts", list[AccountView])
 
+    def account(self, id: str) -> AccountView:
+        """One account, such as `user:ada`, with its groups and roles. Raises NotFound."""
+        return self._get(f"{V1}/accounts/{id}", AccountView)
+
     def add(self, name: str, kind: Literal["user", "service"] = "user") -> AccountView:
         """Add a user or a service account. Raises Conflict for one that is there."""
         return self._post(f"{V1}/accounts", AddAccountRequest(kind=kind, name=name), AccountView)

@@ -115,6 +115,10 @@ class CostCalls(Transport):
         """All budgets with what was used of them."""
         return self._get(f"{V1}/cost/budgets", list[BudgetView])
 
+    def budget(self, scope: Literal["project", "user", "job"], name: str) -> BudgetView:
+        """One budget with what was used of it. Raises NotFound."""
+        return self._get(f"{V1}/cost/budgets/{scope}/{quote(name, safe='')}", BudgetView)
+
     def set_budget(
         self, scope: Literal["project", "user", "job"], name: str, limits: SetBudgetRequest
     ) -> BudgetView:

@@ -23,6 +23,10 @@ class SecretCalls(Transport):
         """The secrets that jobs of a project can name, without values."""
         return self._get(_path(project), list[SecretView])
 
+    def show(self, name: str, project: str | None = "default") -> SecretView:
+        """One secret of this project alone, without its value. Raises NotFound."""
+        return self._get(f"{_path(project)}/{quote(name, safe='')}", SecretView)
+
     def set(self, name: str, value: str, project: str | None = "default") -> SecretView:
         """Store a secret in the place of an earlier value. Raises UserError, TooLarge."""
         body = SetSecretRequest(value=value)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import ssl
 import stat
 import time
+import typing
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -24,6 +26,7 @@ from phalanx.errors import (
 )
 from phalanx.kit.text import replace_unencodable
 from phalanx.launch.tls import trust
+from phalanx.schemas.api.body import ResponseBody
 
 M = TypeVar("M")
 V1 = "/api/v1"
@@ -154,6 +157,19 @@ class Transport:
         """Close the connections."""
         self._http.close()
 
+    def matching(self, etag: str) -> Self:
+        """This client for changes of a resource only as it was read; it shares the connection.
+
+        `etag` is that of `etag_of`. A change of the resource raises PreconditionFailed when another client
+        has changed it since then.
+        """
+        other = copy.copy(self)
+        other._http = typing.cast("httpx.Client", _Conditional(self._http, etag))
+        # Parts such as `studies` are made anew, on this connection.
+        for name in [one for one, part in vars(self).items() if isinstance(part, Transport)]:
+            del vars(other)[name]
+        return other
+
     def _get(
         self,
         path: str,
@@ -168,7 +184,10 @@ class Transport:
             time.sleep(_pause_of(response))
             response = self._send("GET", path, params=given, timeout=_RESPONSE_S + wait_s)
         raise_for(response)
-        return read(model, response)
+        found = read(model, response)
+        if isinstance(found, ResponseBody):
+            found.note_etag(response.headers.get("ETag", "").strip('"'))
+        return found
 
     def _post(
         self,
@@ -232,6 +251,27 @@ class Transport:
             return self._http.request(method, path, **rest)
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
+
+
+class _Conditional:
+    """A connection that adds `If-Match` to every change."""
+
+    def __init__(self, http: httpx.Client, etag: str) -> None:
+        self._plain, self._etag = http, etag
+
+    def request(self, method: str, path: str, **rest: Any) -> httpx.Response:
+        """See `httpx.Client.request`."""
+        if method not in ("GET", "HEAD"):
+            rest["headers"] = {"If-Match": f'"{self._etag}"'} | (rest.get("headers") or {})
+        return self._plain.request(method, path, **rest)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+
+def etag_of(view: ResponseBody) -> str:
+    """The tag of what the client has read, for `matching`; empty for what has none, such as a list."""
+    return view.etag_as_read
 
 
 def _pause_of(response: httpx.Response) -> float:

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute
 
 from phalanx.core.tenancy.roles import SCOPES
 from phalanx.schemas.api.body import ErrorView
+from phalanx.server import preconditions
 from phalanx.server.access import AccessTable, Of
 from phalanx.server.live import routes as live
 from phalanx.server.routers import (
@@ -108,6 +109,8 @@ def _with_security(document: dict[str, Any], table: AccessTable) -> dict[str, An
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             access = table.of_route[method.upper(), path]
+            if access.needs_caller:
+                preconditions.describe(path, method, operation)
             operation["security"] = [{"token": [SCOPES[access.permission].value]}]
             if access.of is Of.ATTEMPT:
                 operation["security"] = [{"supervisor": []}]

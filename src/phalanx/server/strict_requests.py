@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from phalanx.errors import Problem, SpecInvalid, TooManyRequests
 from phalanx.kit.text import replace_unencodable, shorten
+from phalanx.server import preconditions
 from phalanx.server.context import Threads, in_thread, limiter
 
 MAX_DEPTH = 32
@@ -68,12 +69,19 @@ class StrictRoute(APIRoute):
         """Return the handler with the body read before it."""
         handler = super().get_route_handler()
         takes_body = self.body_field is not None
+        methods = frozenset(self.methods or ())
+        kind = preconditions.resource_of(methods, self.path)
+        conditional = preconditions.make_change
+        if methods <= preconditions.READS:
+            conditional = preconditions.answer_read
 
         async def strict(request: Request) -> Response:
             if takes_body:
                 request = _StrictRequest(request.scope, request.receive)
                 await request.read(self.repairs)
-            return await handler(request)
+            if kind is None:
+                return await handler(request)
+            return await conditional(kind, request, handler)
 
         return strict
 

@@ -11,6 +11,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -65,6 +66,18 @@ class Touched:
     rows: dict[int, object] = field(default_factory=dict)
     feed: tuple[int, int] | None = None
     changes: list[dict[str, Any]] = field(default_factory=list)  # for the audit log
+
+
+@dataclass(slots=True)
+class Precondition:
+    """What must hold when the first write transaction of a request begins; `check` raises otherwise."""
+
+    check: Callable[[Tx], None]
+    met: bool = False  # a transaction has committed under it
+
+
+PRECONDITION: ContextVar[Precondition | None] = ContextVar("phalanx_precondition", default=None)
+"""That of the request that the running thread serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +166,7 @@ class Store:
         return self._once(work)
 
     def _once(self, work: Callable[[Tx], T]) -> T:
+        required = PRECONDITION.get()
         try:
             self.check_place()
             with self.turn(), translated(), self._engine.begin() as conn:
@@ -160,6 +174,8 @@ class Store:
                 tx = Tx(conn)
                 if self._fence is not None:
                     self._fence(tx)
+                if required is not None and not required.met:
+                    required.check(tx)
                 result = work(tx)
                 self._append_audit(tx)
                 self._announce(tx)
@@ -168,6 +184,8 @@ class Store:
             self._trouble[:] = [str(error)]
             raise
         self._trouble.clear()
+        if required is not None:
+            required.met = True
         if tx.touched.jobs or tx.touched.topics:
             for listener in self._listeners:
                 listener(tx.touched)

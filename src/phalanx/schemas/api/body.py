@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 
@@ -51,16 +52,35 @@ class ResponseBody(BaseModel):
     """What the server answers: clients tolerate what a newer server adds."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+    # No private attribute of pydantic: those are made for every body, also where none is read.
+    __slots__ = ("_etag",)
+
+    @property
+    def etag_as_read(self) -> str:
+        """The `ETag` of the answer that a client has read it from; empty: it had none."""
+        return str(getattr(self, "_etag", ""))
+
+    def note_etag(self, etag: str) -> None:
+        """Keep the `ETag` of an answer."""
+        object.__setattr__(self, "_etag", etag)
 
     @classmethod
     def of(cls, source: object, **others: Any) -> Self:
         """A body with the fields that `source` has too; `others` are the rest, or differ from it."""
-        for name in cls.model_fields:
+        kind = type(source)
+        for name in _shared(cls, kind) if is_dataclass(kind) else cls.model_fields:
             if name not in others:
                 found = getattr(source, name, _MISSING)
                 if found is not _MISSING:
                     others[name] = found
         return cls(**others)
+
+
+@functools.cache
+def _shared(body: type[BaseModel], kind: type) -> tuple[str, ...]:
+    """The fields of a body that values of a dataclass have: asking each value for all takes longer."""
+    known = {one.name for one in fields(kind)} | set(dir(kind))
+    return tuple(name for name in body.model_fields if name in known)
 
 
 class RequestBody(BaseModel):

@@ -44,6 +44,12 @@ def post_account(here: Here, by: By, request: AddAccountRequest) -> AccountView:
     return accounts.add_account(here.platform, request, here.clock.now(), by)
 
 
+@router.get("/accounts/{name}", openapi_extra=_CHANGE)
+def get_account(here: Here, name: ObjectName) -> AccountView:
+    """One account, such as `user:ada`, with its groups and roles."""
+    return accounts.show_account(here.platform, name)
+
+
 @router.patch("/accounts/{name}", openapi_extra=_CHANGE)
 def patch_account(here: Here, name: ObjectName, request: ChangeAccountRequest) -> AccountView:
     """Disable or enable an account, or say which subject of the identity provider logs in as it."""

@@ -76,6 +76,13 @@ def get_budgets(here: Here, caller: By) -> list[BudgetView]:
     return budgets.list_budgets(here.platform, seen, here.clock.now())
 
 
+@router.get("/budgets/{scope}/{name}", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))
+def get_budget(here: Here, caller: By, scope: Scope, name: Name) -> BudgetView:
+    """One budget with what was used of it."""
+    seen, now = caller.projects(Permission.JOBS_READ), here.clock.now()
+    return budgets.show_budget(here.platform, scope, _key(scope, name), seen, now)
+
+
 @router.put("/budgets/{scope}/{name}", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
 def put_budget(here: Here, scope: Scope, name: Name, request: SetBudgetRequest) -> BudgetView:
     """Set or change a budget; may be repeated. Jobs that it paused go on once it has room for them."""

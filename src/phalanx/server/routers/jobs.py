@@ -8,7 +8,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Query, Response
 
 from phalanx.core.cost.prices import NANO
 from phalanx.core.jobs.model import StopGoal
@@ -100,8 +100,8 @@ def post_batch(
     return views.batch_view(here.platform, nums)
 
 
-@router.get("", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))
-def get_jobs(here: Here, by: By, query: Annotated[JobsQuery, Query()]) -> JobPage:
+@router.get("", response_model=JobPage, openapi_extra=needs(Permission.JOBS_READ, Of.ANY))
+def get_jobs(here: Here, by: By, query: Annotated[JobsQuery, Query()]) -> Response:
     """A page of jobs, newest first unless `sort` says otherwise; `cursor` is that of the page before.
 
     Jobs that are submitted meanwhile change no page behind the cursor.
@@ -115,9 +115,11 @@ def get_jobs(here: Here, by: By, query: Annotated[JobsQuery, Query()]) -> JobPag
         **query.model_dump(include=SAME_NAMES),
     )
     order = Order.parse(query.sort)
-    return views.list_jobs(
+    page = views.list_jobs(
         here.platform, wanted, order=order, cursor=query.cursor, limit=query.limit
     )
+    # Written in this thread, and in one step: by way of plain values it takes five times as long.
+    return Response(page.model_dump_json(), media_type="application/json")
 
 
 def _ranges(query: JobsQuery) -> Iterator[ListingRange]:
@@ -157,41 +159,21 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-IfMatch = Annotated[
-    str | None,
-    Header(
-        alias="If-Match",
-        max_length=100,
-        description="The `ETag` of the settings that the change is meant for; absent: any.",
-    ),
-]
-
-
 @router.get("/{num}", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
-def get_job(here: Here, num: JobNum, response: Response) -> JobView:
-    """One job with ranks, progress and lineage. Its `ETag` names the settings, not the progress."""
-    view = views.job_view(here.platform, num, here.clock.now())
-    response.headers["ETag"] = f'"{view.etag}"'
-    return view
+def get_job(here: Here, num: JobNum) -> JobView:
+    """One job with ranks, progress and lineage. `If-Match` compares the settings, not the progress."""
+    return views.job_view(here.platform, num, here.clock.now())
 
 
 @router.patch("/{num}", openapi_extra=needs(Permission.JOBS_CHANGE, Of.JOB))
-def patch_job(
-    here: Here,
-    by: By,
-    num: JobNum,
-    request: ChangeRequest,
-    response: Response,
-    match: IfMatch = None,
-) -> JobView:
+def patch_job(here: Here, by: By, num: JobNum, request: ChangeRequest) -> JobView:
     """Change settings of a job: what is left out stays; may be repeated.
 
     The pool of a job that holds slots cannot change, and of a job that has ended only its name,
     description and labels can.
     """
-    expected = None if match in (None, "*") else str(match).strip().strip('"')
-    settings.change(here.platform, num, request, here.clock.now(), by.actor, expected)
-    return get_job(here, num, response)
+    settings.change(here.platform, num, request, here.clock.now(), by.actor)
+    return get_job(here, num)
 
 
 @router.post("/{num}/clone", status_code=201, openapi_extra=needs(Permission.JOBS_READ, Of.JOB))

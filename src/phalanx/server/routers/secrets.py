@@ -25,6 +25,14 @@ def get_project_secrets(here: Here, name: ObjectName) -> list[SecretView]:
     return values.list_secrets(here.platform, name)
 
 
+@router.get(
+    "/projects/{name}/secrets/{secret}", openapi_extra=needs(_READ, Of.PROJECT, audited=True)
+)
+def get_project_secret(here: Here, name: ObjectName, secret: _Name) -> SecretView:
+    """One secret of a project, without its value."""
+    return values.show_secret(here.platform, name, secret)
+
+
 @router.put("/projects/{name}/secrets/{secret}", openapi_extra=needs(_CHANGE, Of.PROJECT))
 def put_project_secret(
     here: Here, caller: By, name: ObjectName, secret: _Name, request: SetSecretRequest
@@ -46,6 +54,12 @@ def delete_project_secret(here: Here, name: ObjectName, secret: _Name) -> Respon
 def get_secrets(here: Here) -> list[SecretView]:
     """The secrets of the whole platform, without values."""
     return values.list_secrets(here.platform, WHOLE)
+
+
+@router.get("/secrets/{secret}", openapi_extra=needs(_READ, Of.WHOLE, audited=True))
+def get_secret(here: Here, secret: _Name) -> SecretView:
+    """One secret of the whole platform, without its value."""
+    return values.show_secret(here.platform, WHOLE, secret)
 
 
 @router.put("/secrets/{secret}", openapi_extra=needs(_CHANGE, Of.WHOLE))

@@ -1,16 +1,14 @@
-"""Change settings of a job after its submission, and the tag that names the settings at one moment."""
+"""Change settings of a job after its submission."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from phalanx.core.jobs.events import SettingsChanged
 from phalanx.core.jobs.model import JobState
-from phalanx.errors import Conflict, PreconditionFailed, SpecInvalid
+from phalanx.errors import Conflict, SpecInvalid
 from phalanx.kit.text import job_label
 from phalanx.kit.units import format_duration
 from phalanx.schemas.api.jobs import ChangeRequest
@@ -33,18 +31,11 @@ from phalanx.services.platform import Platform
 from phalanx.store import jobs
 from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFacts, StoredJob
+from phalanx.store.tags.rows import SETTINGS
 
 _DESCRIBING = ("name", "description", "labels")
 """Settings that no decision depends on: those of a job that has ended change, too."""
-SETTINGS = (*_DESCRIBING, "priority", "pool", "max_duration", "budget")
 _US = 1_000_000
-
-
-def settings_tag(facts: JobFacts) -> str:
-    """A text that differs when the settings differ. Progress of the job leaves it as it is."""
-    shown = {name: facts.spec.get(name) for name in SETTINGS}
-    text = json.dumps(shown, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def change(
@@ -53,23 +44,16 @@ def change(
     request: ChangeRequest,
     now: int,
     actor: str,
-    expected: str | None = None,
 ) -> None:
     """Change settings of a job; settings that are so already change nothing.
 
-    `expected` is the tag of the settings that the caller has read. Raises NotFound, SpecInvalid with every
-    problem, PreconditionFailed for another tag, and Conflict for a setting that the state fixes.
+    Raises NotFound, SpecInvalid with every problem, and Conflict for a setting that the state fixes.
     """
     wanted = request.model_dump(exclude_unset=True)
     limits = limits_now(platform)
 
     def work(tx: Tx) -> None:
         stored = jobs.load(tx, num)
-        if expected not in (None, settings_tag(stored.facts)):
-            raise PreconditionFailed(
-                f"the settings of {job_label(num)} have changed since you read them",
-                f"look at them again: phalanx show {job_label(num)}",
-            )
         before, after, spec = _difference(stored, wanted)
         if not after:
             return

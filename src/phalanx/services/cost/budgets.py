@@ -117,6 +117,16 @@ def list_budgets(platform: Platform, projects: Sequence[str] | None, now: int) -
     return platform.store.view(work)
 
 
+def show_budget(
+    platform: Platform, scope: BudgetScope, name: str, projects: Sequence[str] | None, now: int
+) -> BudgetView:
+    """One budget with what it has used. Raises NotFound, also for one that is not of `projects`."""
+    for one in list_budgets(platform, projects, now):
+        if (one.scope, one.name) == (scope.value, name):
+            return one
+    raise NotFound(f"there is no budget of {scope} {name}", "`phalanx budgets` lists them")
+
+
 def budgets_step(platform: Platform, now: int) -> None:
     """Compare all budgets with the ledger: warn, hold, pause and release."""
 

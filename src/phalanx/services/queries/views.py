@@ -40,7 +40,6 @@ from phalanx.schemas.api.jobs import (
     ReasonView,
     RoleView,
 )
-from phalanx.services.changes.settings import settings_tag
 from phalanx.services.ledger.accounts import cost_of_job
 from phalanx.services.ledger.budgets import budget_of_job
 from phalanx.services.ledger.storage import storage_of_jobs
@@ -57,6 +56,7 @@ from phalanx.store.retention import marks
 from phalanx.store.retention.marks import JobMark, MarkKind
 from phalanx.store.studies import checkpoint_pins
 from phalanx.store.supervisors import SupervisorRow
+from phalanx.store.tags.rows import settings_tag
 from phalanx.store.telemetry import MetricChunk
 from phalanx.store.workflow import dependencies
 
@@ -336,7 +336,7 @@ def _brief(
         facts,
         num=job.num,
         label=job_label(job.num),
-        etag=settings_tag(facts),
+        etag=settings_tag(facts.spec),
         url=platform.job_url(job.num),
         slot_type=facts.demand.slot_type,
         slot_seconds=job.attained_slot_s,

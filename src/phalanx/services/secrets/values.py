@@ -105,6 +105,14 @@ def list_secrets(platform: Platform, project: str) -> list[SecretView]:
     return [_view(one) for one in found if one.project == project or one.name not in own]
 
 
+def show_secret(platform: Platform, project: str, name: str) -> SecretView:
+    """A secret of this project alone, without its value; WHOLE: of the whole platform. Raises NotFound."""
+    found = platform.store.view(lambda tx: rows.find(tx, project, name))
+    if found is None:
+        raise NotFound(f"{_place(project)} has no secret {name[:200]}", "phalanx secrets ls")
+    return _view(found)
+
+
 def remove_secret(platform: Platform, project: str, name: str) -> None:
     """Delete a secret. Raises NotFound."""
 

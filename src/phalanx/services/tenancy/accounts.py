@@ -37,6 +37,11 @@ def list_accounts(platform: Platform) -> list[AccountView]:
     return platform.store.view(work)
 
 
+def show_account(platform: Platform, id: str) -> AccountView:
+    """One user or service account, such as `user:ada`. Raises NotFound."""
+    return platform.store.view(lambda tx: _account(tx, _known_account(tx, id), accounts.groups(tx)))
+
+
 def _account(tx: Tx, one: StoredAccount, groups: dict[str, list[str]]) -> AccountView:
     return AccountView(
         id=one.id,

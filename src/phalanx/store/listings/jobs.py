@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select, tuple_
@@ -176,7 +176,7 @@ def page(
         query = query.where(_behind(order, key, _read_cursor(cursor, order)))
     ends = [_HERE.num] if order.by == NUM else [key, _HERE.num]
     query = query.order_by(*(one.desc() if order.descending else one.asc() for one in ends))
-    if wanted != JobFilter():
+    if replace(wanted, archived=None) != JobFilter():
         # Without statistics SQLite walks the index of the order, and reads a row for each job in it.
         query = query.with_hint(job_listing, "NOT INDEXED", "sqlite")
     rows = tx.conn.execute(query.limit(limit + 1)).all()
