@@ -364,6 +364,7 @@ READS = {
     ("GET", "/api/v1/jobs/{num}/logs"),
     ("GET", "/api/v1/jobs/{num}/profiles"),
     ("GET", "/api/v1/jobs/{num}/provenance"),
+    ("GET", "/api/v1/jobs/{num}/provenance/diff"),
     ("GET", "/api/v1/jobs/{num}/stacks"),
     ("GET", "/api/v1/jobs/{num}/stream"),
     ("GET", "/api/v1/projects/{name}/secrets"),

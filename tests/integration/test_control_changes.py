@@ -12,7 +12,7 @@ import pytest
 from tests.integration.rig import Rig, ScriptedSupervisor, spec
 
 from phalanx.core.contract.job import JobContract
-from phalanx.core.contract.trial import ForkSource
+from phalanx.core.contract.resume import ResumeSource
 from phalanx.errors import (
     CheckpointNotFound,
     Conflict,
@@ -227,9 +227,10 @@ def test_a_clone_begins_from_a_checkpoint_of_the_job(rig: Rig) -> None:
     for wanted, step in (("latest", 20), ("best", 10), ("10", 10), ("step-20-abc", 20)):
         made = rig.client.clone(num, CloneRequest(checkpoint=wanted, set={"params.lr": 0.1})).job
         assert made is not None
-        trial = contract(rig, made.num).trial
+        found = contract(rig, made.num)
+        trial = found.trial
         assert trial is not None and not trial.is_trial and trial.params == {"lr": 0.1}
-        assert trial.fork_of == ForkSource(num, f"/c/step-{step}-abc")
+        assert found.resume == ResumeSource((f"/c/step-{step}-abc",), num, step)
     with pytest.raises(CheckpointNotFound, match="no valid checkpoint '30'"):
         rig.client.clone(num, CloneRequest(checkpoint="30"))
 

@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from phalanx.train.programs import staging
+from phalanx.train.programs import resume_from, staging
+from support.checkpoints import commit
 from support.s3 import KEY, SECRET, needs_s3, s3_server
 
 pytest.importorskip("obstore")
@@ -60,3 +61,26 @@ def test_what_is_not_there_or_not_permitted_is_said(run, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     code, said = run()
     assert code != 0 and said.startswith("data train: ") and "wrong" not in said, said
+
+
+def test_a_checkpoint_to_begin_from_is_fetched_and_verified(server, run, tmp_path, capsys):
+    """In a folder of the store, by its own URL, and not where its bytes differ."""
+    made = commit(tmp_path / "made", 3)
+    far = server.bucket / tmp_path.name / "ckpt"
+    shutil.copytree(made, far / made.name)
+    request = tmp_path / "resume.json"
+
+    def begin(place, into):
+        request.write_text(json.dumps({"places": [place], "into": str(tmp_path / into)}))
+        code = resume_from.main([str(request)])
+        return code, capsys.readouterr().out
+
+    url = f"s3://bucket/{tmp_path.name}/ckpt"
+    for place, into in ((url, "one"), (f"{url}/{made.name}", "two")):
+        assert begin(place, into)[0] == 0
+        staged = json.loads((tmp_path / "resume.json.staged").read_bytes())
+        assert staged["path"] == str(tmp_path / into / made.name)
+    assert begin(f"s3://bucket/{tmp_path.name}/none", "three")[0] == 102
+    (far / made.name / "state.bin").write_bytes(b"WEIGHTS" * 3)
+    code, said = begin(url, "four")
+    assert code == 102 and "do not match their digest" in said

@@ -24,6 +24,7 @@ from phalanx.schemas.spec.support import check_supported
 from phalanx.supervise.ranks import checkpoint_folder, restore_lock
 from phalanx.supervise.ranks.checkpoint_folder import (
     ScriptProgress,
+    StagedCheckpoint,
     WatchedCheckpointFolder,
 )
 from phalanx.supervise.ranks.folder_commits import CheckpointFolderConfig
@@ -48,6 +49,7 @@ class Watched:
         shared=True,
         makes=True,
         wait_s=0.2,
+        begins=None,
     ):
         self.folder, self.store = root / folder, root / "store"
         self.said, self.step, self.failed = [], None, []
@@ -78,6 +80,8 @@ class Watched:
             lambda: ScriptProgress(self.step, {"loss": 0.5}),
             intact,
         )
+        if begins is not None:
+            self.kept.begin_from(begins)
         opened = threading.Event()
         self.kept.open(opened.set, lambda said, cause: self.failed.append(said))
         self.until(lambda: opened.is_set() or self.failed)
@@ -555,3 +559,34 @@ def test_a_link_in_the_place_of_the_mark_is_not_written_through(tmp_path):
     ):
         turn.tell(told)
     assert victim.read_bytes() == b"dear"
+
+
+def test_a_job_without_a_commit_begins_from_that_of_another_one(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    first = Watched(tmp_path / "a")
+    first.step = 7
+    (first.folder / "state.bin").write_bytes(b"seven")
+    (found,) = first.committed(1)
+    first.end(first.finish)
+    staged = StagedCheckpoint(found.path, 7, found.manifest.why)
+    second = Watched(tmp_path / "b", begins=staged)
+    assert (second.folder / "state.bin").read_bytes() == b"seven"
+    assert second.kept.restored_step == 7
+    restored = next(one for one in second.said if one["k"] == "restored")
+    assert (restored["path"], restored["step"]) == (str(found.path), 7)
+    second.step = 8
+    (second.folder / "state.bin").write_bytes(b"eight")
+    (own,) = second.committed(1)
+    assert (own.manifest.step, own.manifest.parent) == (8, found.manifest.name)
+    second.end(second.finish)
+    # From now on its own counts.
+    third = Watched(tmp_path / "b", generation=1, begins=staged)
+    assert (third.folder / "state.bin").read_bytes() == b"eight"
+    third.end(third.kept.abandon)
+
+
+def test_a_checkpoint_of_the_library_is_not_put_into_a_folder(tmp_path):
+    one = Watched(tmp_path, begins=StagedCheckpoint(tmp_path / "step-7", 7, "interval"))
+    assert "is a checkpoint of phalanx.train and no copy of a folder" in one.failed[0]
+    one.end(one.kept.abandon)

@@ -32,16 +32,17 @@ Stat = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderOrigin:
-    """The job, attempt and generation that commit a folder; `beginning` as in the manifest."""
+    """The job, attempt and generation that commit a folder, as the manifest names them."""
 
-    job: str | None
-    attempt: int
-    generation: int
-    world_size: int
-    reference_world: int
-    script: str = ""
-    job_uid: str | None = None
-    beginning: int = 0
+    job: str | None  # None: outside the platform
+    attempt: int  # number in the job
+    generation: int  # number in the attempt
+    world_size: int  # ranks
+    reference_world: int  # world size to which the script's batch size refers
+    script: str = ""  # its name
+    job_uid: str | None = None  # unique over all databases
+    beginning: int = 0  # attempts before the owner had the job begin anew
+    provenance: str = ""  # digest over what the job was made of
 
 
 class FolderDraft(Protocol):
@@ -89,6 +90,7 @@ def manifest_of(
         files=draft.files,
         job=origin.job,
         job_uid=origin.job_uid,
+        provenance=origin.provenance,
         strategy="folder",
         code={"script": origin.script},
         versions={"phalanx": phalanx.__version__},

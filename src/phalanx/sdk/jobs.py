@@ -22,7 +22,7 @@ from phalanx.schemas.api.jobs import (
     SubmitRequest,
     SubmitResponse,
 )
-from phalanx.schemas.api.provenance import ProvenanceView
+from phalanx.schemas.api.provenance import ProvenanceDiffView, ProvenanceView
 from phalanx.schemas.api.telemetry import (
     LogPage,
     MetricsView,
@@ -223,8 +223,16 @@ class JobCalls(Transport):
         return self._get(f"{V1}/jobs/{num}/checkpoints", list[CheckpointView])
 
     def provenance(self, num: int) -> ProvenanceView:
-        """What the job was made of: source, command, environment, parameters and places."""
+        """What the job was made of: source, command, environment, parameters, software, data and places."""
         return self._get(f"{V1}/jobs/{num}/provenance", ProvenanceView)
+
+    def provenance_diff(self, num: int, against: int = 0) -> ProvenanceDiffView:
+        """What differs between two jobs in what they were made of; `before` are values of `against`.
+
+        Without it, the job that the first one is a clone of.
+        """
+        path = f"{V1}/jobs/{num}/provenance/diff"
+        return self._get(path, ProvenanceDiffView, {"against": against})
 
     def ask_stacks(self, num: int) -> RequestTicket:
         """Request the stacks of every rank. Raises Conflict when no rank runs."""

@@ -26,6 +26,7 @@ NOTES = frozenset(
     {
         *("warned", "restored", "stacks", "guarded", "profiled", "save_begun", "cloned"),
         *("templated", "archived", "unarchived", "pinned", "unpinned", "expired"),
+        *("software_changed", "inputs_changed", "resume_chosen"),
     }
 )
 _INSERT = events.insert()

@@ -200,6 +200,18 @@ def with_several_checkpoints(tx: Tx, nums: Sequence[int]) -> set[int]:
     return set(tx.conn.execute(query.group_by(here.job).having(func.count() > 1)).scalars())
 
 
+def newest_job_with_checkpoint(tx: Tx, project: str, name: str) -> int | None:
+    """The newest job of a name and project that has a valid checkpoint; None: there is none."""
+    here = checkpoints.c
+    query = (
+        select(func.max(jobs.c.num))
+        .join_from(jobs, checkpoints, here.job == jobs.c.num)
+        .where(jobs.c.project == project, jobs.c.name == name, here.state == "valid")
+    )
+    found = tx.conn.execute(query).scalar()
+    return None if found is None else int(found)
+
+
 def checkpoints_after(tx: Tx, after: int, *, limit: int) -> list[CheckpointRow]:
     """Read the checkpoints of all jobs after an id, in the order of their reports."""
     here = checkpoints.c

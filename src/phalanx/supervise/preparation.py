@@ -17,10 +17,15 @@ from phalanx.schemas.wire.assignments import Assignment
 from phalanx.supervise.device_check import DeviceCheck
 from phalanx.supervise.packages.plan import VERDICT, EnvironmentPlan
 from phalanx.supervise.processes import LaunchRequest, ProcessObserver, ProcessTree
-from phalanx.supervise.ranks.generation import Generation
+from phalanx.supervise.ranks.checkpoint_folder import StagedCheckpoint
+from phalanx.supervise.ranks.generation import Generation, GenerationContext
+from phalanx.supervise.software_check import SoftwareCheck, read_staged
 
 _REQUEST = "packages.json"
 _STAGING, _STAGING_LOG = "staging.json", "staging.log"
+_RESUME, _RESUME_LOG = "resume.json", "resume.log"
+# Of the file with what was staged; see `phalanx.train.programs.staging`.
+_STAGED_SUFFIX = ".staged"
 # The exit code of a program that did not find what it was told.
 _NOT_THERE = 102
 _TAIL_BYTES = 4096
@@ -35,20 +40,28 @@ Then = Callable[[], None]
 class Preparation:
     """The steps before a generation's ranks. Each succeeds at most once in the life of a supervisor."""
 
-    def __init__(
-        self, assignment: Assignment, processes: ProcessTree, plan: EnvironmentPlan
-    ) -> None:
+    def __init__(self, context: GenerationContext, plan: EnvironmentPlan) -> None:
+        assignment, processes = context.assignment, context.processes
+        software = SoftwareCheck(context)
         self._devices = DeviceCheck(assignment, processes)
         self._environment = EnvironmentBuild(assignment, processes, plan)
-        self._staging = DataStaging(assignment, processes)
+        self._staging = DataStaging(assignment, processes, software)
+        self._resume = ResumeStaging(assignment, processes)
         self._setup = SetupCommand(assignment, processes)
+        self._software = software
 
-    def run(self, generation: Generation, then: Then) -> None:
+    def run(self, generation: Generation, then: Then, *, resumes: bool = False) -> None:
         """Check devices, build the environment, stage inputs, run the setup command, and call `then`.
 
-        Steps that are done are skipped. A step that fails ends `generation`, and `then` is not called.
+        The checkpoint to begin from is staged as well, unless the job `resumes` from one of its own, and
+        the installed software reported. Steps that are done are skipped. A step that fails ends
+        `generation`, and `then` is not called.
         """
-        steps = (self._devices, self._environment, self._staging, self._setup)
+        steps = (
+            *(self._devices, self._environment, self._staging),
+            *(self._resume, self._setup, self._software),
+        )
+        self._resume.superseded = resumes
         for step in reversed(steps):
             then = partial(step.run, generation, then)
         then()
@@ -170,6 +183,12 @@ class DataStaging(PreparationStep):
     failed = "inputs could not be staged"
     _held: tuple[int, ...] | None = None
 
+    def __init__(
+        self, assignment: Assignment, processes: ProcessTree, software: SoftwareCheck
+    ) -> None:
+        super().__init__(assignment, processes)
+        self._software = software
+
     def run(self, generation: Generation, then: Then) -> None:
         """Call `then` once every input is on this node."""
         assignment, folder = self._assignment, Path(self._assignment.node_dir)
@@ -210,6 +229,8 @@ class DataStaging(PreparationStep):
             except OSError as error:
                 generation.fail(f"{self.failed}: {error}", Cause.START_FAILED)
                 return
+            staged = Path(self._assignment.node_dir, f"{_STAGING}{_STAGED_SUFFIX}")
+            self._software.take_inputs(read_staged(staged))
             self._then()
             return
         message = said.strip().rpartition("\n")[2] or f"{self.failed}: it {_how(status)}"
@@ -223,6 +244,62 @@ class DataStaging(PreparationStep):
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         os.stat(target)
         return descriptor
+
+
+class ResumeStaging(PreparationStep):
+    """Verifies or fetches the checkpoint to begin from, while the job has none of its own.
+
+    That has to succeed once in the life of a supervisor.
+    """
+
+    phase = "checkpoint"
+    failed = "the checkpoint to begin from could not be staged"
+    _found: StagedCheckpoint | None = None
+    superseded = False
+    """Whether the job has a checkpoint of its own, so that nothing has to be staged."""
+
+    def run(self, generation: Generation, then: Then) -> None:
+        """Call `then` once the checkpoint is on this node and verified."""
+        assignment, folder = self._assignment, Path(self._assignment.node_dir)
+        if assignment.resume is None or self.superseded:
+            then()
+            return
+        if self._found is not None:
+            generation.checkpoint_folder.begin_from(self._found)
+            then()
+            return
+        request = {"places": assignment.resume.places, "into": str(folder / "resume")}
+        try:
+            write_file(folder / _RESUME, json.dumps(request).encode())
+            output = open_output(folder / _RESUME_LOG)
+        except OSError as error:
+            generation.fail(f"{self.failed}: {error}", Cause.START_FAILED)
+            return
+        program = "phalanx.train.programs.resume_from"
+        argv = [sys.executable, "-P", "-m", program, str(folder / _RESUME)]
+        launch = LaunchRequest(assignment.env, assignment.workdir, output)
+        self._start(generation, then, argv, launch)
+
+    def exited(self, status: int, at: int) -> None:
+        """See `ProcessObserver`."""
+        generation = self._ended()
+        if generation is None or generation.ending:
+            return
+        folder, code = Path(self._assignment.node_dir), os.waitstatus_to_exitcode(status)
+        said = tail_of(folder / _RESUME_LOG)
+        if code == 0:
+            try:
+                body = json.loads((folder / f"{_RESUME}{_STAGED_SUFFIX}").read_bytes())
+                self._found = StagedCheckpoint(Path(body["path"]), int(body["step"]), body["why"])
+                generation.checkpoint_folder.begin_from(self._found)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                generation.fail(f"{self.failed}: {error}", Cause.START_FAILED)
+                return
+            self._then()
+            return
+        message = said.strip().rpartition("\n")[2] or f"{self.failed}: it {_how(status)}"
+        cause = Cause.USER_ERROR if code == _NOT_THERE else Cause.START_FAILED
+        generation.fail(message, cause, traceback=said)
 
 
 class SetupCommand(PreparationStep):

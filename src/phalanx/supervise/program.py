@@ -94,7 +94,6 @@ class Supervisor:
         self._link = ControlPlaneLink(assignment, self._outbox, clock, self._deliver)
         self._shipper = BulkShipper(self._outbox, clock, assignment.log_limit)
         self._orphans = OrphanReports(assignment, clock)
-        self._preparation = Preparation(assignment, processes, environment)
         self._context = GenerationContext(
             assignment=assignment,
             command=command,
@@ -106,6 +105,7 @@ class Supervisor:
             acked=lambda: self._outbox.acked,
             server=self._link.server,
         )
+        self._preparation = Preparation(self._context, environment)
         self._current: Generation | None = None
         self._next: Orders | None = None
         self._last_ended, self._last_step = -1, 0
@@ -188,7 +188,7 @@ class Supervisor:
         generation = Generation(self._context, orders, self._port)
         self._current = generation
         self._shipper.add(generation)
-        self._preparation.run(generation, generation.start)
+        self._preparation.run(generation, generation.start, resumes=bool(orders.resume_path))
 
     def _release(self, orders: Orders) -> None:
         """Leave; ranks that the job does not need any more may save within the grace."""

@@ -102,8 +102,8 @@ def start(
     disk = disk or Disk()
     if info.trial.fork_of is not None:
         warm_start.adopt_parent(info.trial.fork_of, info, disk)
-    elif resume_from is not None:
-        warm_start.adopt(resume_from, info, disk)
+    elif (begins := info.resume_from or resume_from) is not None:
+        warm_start.adopt(begins, info, disk)
     device = _device(info)
     randomness.seed_everything(options.seed)
     look = preflight.check if options.preflight == "check" else preflight.skip_check

@@ -77,6 +77,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "post_metrics": lambda c: c.post_metrics(1, [], rank=2),
     "checkpoints": lambda c: c.checkpoints(1),
     "provenance": lambda c: c.provenance(1),
+    "provenance_diff": lambda c: c.provenance_diff(1, 2),
     "ask_stacks": lambda c: c.ask_stacks(1),
     "stacks": lambda c: c.stacks(1, asked=TICKET),
     "ask_profile": lambda c: c.ask_profile(1, ProfileRequest()),

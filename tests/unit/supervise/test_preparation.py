@@ -1,16 +1,21 @@
 """What happens before the ranks of a node start, without processes."""
 
 import fcntl
+import json
 import os
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from phalanx.core.contract.job import WarmStart
 from phalanx.core.reasons import Cause
-from phalanx.schemas.wire.assignments import Assignment
+from phalanx.launch.command import PythonCommand
+from phalanx.schemas.wire.assignments import Assignment, ExpectedFacts, ResumePlaces
 from phalanx.supervise.packages.plan import EnvironmentPlan
 from phalanx.supervise.preparation import Preparation
+from phalanx.supervise.ranks.checkpoint_folder import StagedCheckpoint
 from phalanx.testing.executors import gang_contract
 
 pytestmark = pytest.mark.unit
@@ -44,12 +49,15 @@ class Prelude:
 
 
 class Generation:
-    ending = False
+    ending, number = False, 0
 
     def __init__(self, folder):
         self.folder, self.ranks = folder / "g000", [Prelude()]
         self.records = SimpleNamespace(phase="")
         self.failures = []
+
+        self.begun = []
+        self.checkpoint_folder = SimpleNamespace(begin_from=self.begun.append)
 
     def fail(self, message, cause, traceback=""):
         self.failures.append((message, cause))
@@ -59,7 +67,7 @@ class Generation:
 def prepare(tmp_path):
     """Begin the preparation of a generation; returns it, the processes and the calls of `then`."""
 
-    def begin(plan=None, setup=None, data=None):
+    def begin(plan=None, setup=None, data=None, python=None, expects=None, resume=None):
         assignment = Assignment(
             gang=gang_contract(1),
             node_rank=0,
@@ -77,13 +85,29 @@ def prepare(tmp_path):
             data_root=str(tmp_path / "root"),
         )
         generation, processes, calls = Generation(tmp_path), Processes(), []
-        preparation = Preparation(assignment, processes, plan or EnvironmentPlan())
+        python = None if python is None else PythonCommand(python, False, "module", "x", (), "/")
+        if expects is not None:
+            found = ExpectedFacts(job="j-1", facts=expects)
+            assignment = assignment.model_copy(update={"expects": found})
+        if resume is not None:
+            places = ResumePlaces(places=resume)
+            assignment = assignment.model_copy(update={"resume": places})
+        reports = []
+        context = SimpleNamespace(
+            assignment=assignment,
+            processes=processes,
+            command=python,
+            put=lambda make: reports.append(make(1)),
+        )
+        preparation = Preparation(context, plan or EnvironmentPlan())
 
-        def run():
-            preparation.run(generation, lambda: calls.append("ranks"))
+        def run(resumes=False):
+            preparation.run(generation, lambda: calls.append("ranks"), resumes=resumes)
 
         run()
-        return SimpleNamespace(generation=generation, processes=processes, calls=calls, run=run)
+        return SimpleNamespace(
+            generation=generation, processes=processes, calls=calls, run=run, reports=reports
+        )
 
     return begin
 
@@ -156,3 +180,64 @@ def test_a_copy_that_was_deleted_at_once_is_staged_again_at_the_next_start(prepa
     assert rig.generation.failures[0][1] is Cause.START_FAILED
     rig.run()
     assert len(rig.processes.started) == 2
+
+
+def test_the_software_is_reported_before_the_ranks_once_in_an_attempt(prepare):
+    rig = prepare(python=sys.executable)
+    assert rig.calls == ["ranks"] and rig.processes.started == []
+    (report,) = rig.reports
+    assert report.kind == "software" and "pydantic" in report.packages
+    rig.run()
+    assert rig.calls == ["ranks", "ranks"] and len(rig.reports) == 1
+
+
+def test_another_interpreter_is_asked_and_its_silence_keeps_no_rank_from_starting(
+    prepare, tmp_path
+):
+    rig = prepare(python="/elsewhere/bin/python3")
+    assert (rig.generation.records.phase, rig.calls) == ("software", [])
+    answer = {"python": "3.13.0", "packages": {"jax": "0.10.0"}}
+    (tmp_path / "software.json").write_text(json.dumps(answer))
+    rig.processes.started[0].exited(0, 1)
+    assert rig.reports[0].packages == {"jax": "0.10.0"} and rig.calls == ["ranks"]
+    silent = prepare(python="/elsewhere/bin/python3")
+    silent.processes.started[0].refused("not found", missing=True)
+    assert silent.calls == ["ranks"] and silent.reports[0].python == ""
+
+
+def test_what_a_clone_must_find_and_does_not_ends_it_before_its_ranks(prepare):
+    rig = prepare(python=sys.executable, expects={"packages.pydantic": "0.1"})
+    assert rig.calls == []
+    ((said, cause),) = rig.generation.failures
+    assert said.startswith("not the same as in j-1, as --require-same demands: ")
+    assert cause is Cause.USER_ERROR
+    # A restart in the same attempt is refused as well.
+    rig.run()
+    assert rig.calls == [] and len(rig.generation.failures) == 2
+
+
+def test_the_checkpoint_to_begin_from_is_staged_once_and_not_for_a_job_with_its_own(
+    prepare, tmp_path
+):
+    rig = prepare(resume=["/c/step-3", "s3://bucket/step-3"])
+    assert rig.generation.records.phase == "checkpoint"
+    request = json.loads((tmp_path / "resume.json").read_bytes())
+    assert request["places"] == ["/c/step-3", "s3://bucket/step-3"]
+    staged = {"path": "/c/step-3", "step": 3, "why": "interval"}
+    (tmp_path / "resume.json.staged").write_text(json.dumps(staged))
+    rig.processes.started[0].exited(0, 1)
+    wanted = StagedCheckpoint(Path("/c/step-3"), 3, "interval")
+    assert (rig.generation.begun, rig.calls) == ([wanted], ["ranks"])
+    rig.run()
+    assert rig.generation.begun == [wanted, wanted] and len(rig.processes.started) == 1
+    rig.run(resumes=True)
+    assert rig.generation.begun == [wanted, wanted] and len(rig.calls) == 3
+
+
+@pytest.mark.parametrize(("code", "cause"), [(102, Cause.USER_ERROR), (1, Cause.START_FAILED)])
+def test_a_checkpoint_that_cannot_be_staged_is_told_in_one_line(prepare, tmp_path, code, cause):
+    rig = prepare(resume=["/c/step-3"])
+    (tmp_path / "resume.log").write_text("resume_from: /c/step-3: state.bin does not match\n")
+    rig.processes.started[0].exited(code << 8, 1)
+    said = "resume_from: /c/step-3: state.bin does not match"
+    assert rig.generation.failures == [(said, cause)] and rig.calls == []

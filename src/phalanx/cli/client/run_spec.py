@@ -44,6 +44,8 @@ class RunFlags:
     continues: bool = False
     #: how the job ends without its last checkpoint: `succeed` or `fail`
     on_final_failure: str | None = None
+    #: checkpoint to begin from, as in `checkpoint.resume_from`; a path may be relative
+    resume_from: str | None = None
     #: how the learning rate follows the ranks of the first start: `none`, `linear` or `sqrt`
     scale_lr: str | None = None
     #: framework of the ranks, such as `torch`
@@ -216,6 +218,7 @@ def _sections(data: Mapping[str, Any], flags: RunFlags) -> dict[str, dict[str, A
         "directory": flags.checkpoint_directory,
         "continue": flags.continues or None,
         "on_final_failure": flags.on_final_failure,
+        "resume_from": flags.resume_from,
     }
     found = {}
     for section, values in (("checkpoint", saving), ("training", {"scale_lr": flags.scale_lr})):

@@ -130,13 +130,15 @@ def _of_what(event: EventView) -> str:
 
 def notice(event: EventView) -> str | None:
     """A message for events that matter beside the states: warnings, bad checkpoints, resumes."""
-    if event.kind == "warned":
+    if event.kind in ("warned", "software_changed", "inputs_changed"):
         return f"warning: {event.data.get('message', '')}"
     if event.kind == "settings_changed":
         return f"by {event.actor}: {changes_in_words(event.data)}"
     if event.kind == "cloned":
         begins = event.data.get("checkpoint")
         return f"a clone of j-{event.data.get('job')}" + (f", from {begins}" if begins else "")
+    if event.kind == "resume_chosen":
+        return _beginning(event.data)
     if event.kind == "templated":
         values = ", ".join(f"{name}={one}" for name, one in event.data.get("set", {}).items())
         which = f"{event.data.get('template')}, version {event.data.get('version')}"
@@ -157,6 +159,16 @@ def notice(event: EventView) -> str | None:
         exact = "" if event.data.get("exact", True) else ", not exactly"
         return f"resumed from step {event.data.get('step')}{exact}"
     return None
+
+
+def _beginning(data: Mapping[str, Any]) -> str:
+    """Which checkpoint of another job a new one begins from."""
+    if data.get("path") is None:
+        return "begins anew: no job of this name has a checkpoint"
+    of = f" of j-{data['job']}" if data.get("job") else ""
+    return f"begins from {data['path']}{of}" + (
+        f", step {data['step']}" if data.get("step") else ""
+    )
 
 
 def changes_in_words(data: Mapping[str, Any]) -> str:

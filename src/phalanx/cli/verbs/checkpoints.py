@@ -19,22 +19,29 @@ from phalanx.cli.client.session import Session, job_number
 from phalanx.cli.exits import NOT_FINISHED
 from phalanx.cli.terminal import options, output
 from phalanx.cli.terminal.options import AsJson
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, UserError
-from phalanx.kit.text import job_label
+from phalanx.cli.terminal.provenance import show_provenance
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError, UserError
+from phalanx.kit.text import job_label, parse_job_label
 from phalanx.kit.units import format_size
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.encryption import Encryption
+    from phalanx.core.training.checkpoints import Manifest
     from phalanx.schemas.api.jobs import CheckpointView
+    from phalanx.schemas.api.provenance import ProvenanceView
     from phalanx.schemas.api.telemetry import RequestTicket, SaveView
     from phalanx.sdk import PhalanxClient
 
 _ACTIONS = ("save", "list", "show", "verify", "rm", "scrub", "export", "pin", "unpin")
 _ON_JOBS = ("save", "pin", "unpin")
 _POLL_S = 20.0
+OfWeights = Annotated[
+    bool,
+    typer.Option("--provenance", help="show: the job, code, data and parameters of the weights."),
+]
 
 
-def checkpoints(
+def checkpoints(  # noqa: PLR0913 (one parameter for each flag)
     ctx: typer.Context,
     words: Annotated[
         list[str],
@@ -57,6 +64,7 @@ def checkpoints(
     wait: Annotated[
         str, typer.Option("--wait", help="save: maximum wait for the checkpoint; 0s: do not wait.")
     ] = "10m",
+    provenance: OfWeights = False,
     json: AsJson = False,
 ) -> None:
     """List the checkpoints of a job; or save, pin, list, show, verify, remove, scrub and export them.
@@ -90,7 +98,9 @@ def checkpoints(
     if action == "list":
         _list(locations[0], show)
     elif action == "show":
-        _show(locations[0], show)
+        _show(locations[0], show) if not provenance else _show_provenance(
+            ctx.obj, locations[0], json
+        )
     elif action == "verify":
         _verify(locations, seal, show)
     elif action == "scrub":
@@ -98,9 +108,13 @@ def checkpoints(
     elif action == "export":
         _export(locations[0], rest[1], key_env, key_file)
     else:
-        for location in locations:
-            location.remove(spare_last=not force)
-            print(f"removed {location.where}")
+        _remove(locations, force)
+
+
+def _remove(locations: list[CheckpointLocation], force: bool) -> None:
+    for location in locations:
+        location.remove(spare_last=not force)
+        print(f"removed {location.where}")
 
 
 def _seal(session: Session, key_env: str | None, key_file: Path | None) -> Encryption | None:
@@ -260,7 +274,64 @@ def _show(location: CheckpointLocation, show: Any) -> None:
         print(f"  {entry.path}  {format_size(entry.size_bytes)}  {entry.digest}")
 
 
+def _show_provenance(session: Session, location: CheckpointLocation, json: bool) -> None:
+    """Print what a checkpoint is of: from its manifest, and from the control plane that knows its job."""
+    manifest = location.manifest()
+    found = {
+        "checkpoint": manifest.name,
+        "step": manifest.step,
+        "job": manifest.job,
+        "job_uid": manifest.job_uid,
+        "attempt": manifest.attempt,
+        "generation": manifest.generation,
+        "digest": manifest.provenance or None,
+        "parent": manifest.parent,
+        "first": manifest.root or None,
+        "script": manifest.code.get("script"),
+        "versions": dict(manifest.versions),
+        "data": dict(manifest.data),
+    }
+    view, why = _provenance_of(session, manifest)
+    if json:
+        output.as_json({**found, "server": view and view.model_dump(mode="json")})
+        return
+    output.facts((key, _short(value)) for key, value in found.items())
+    if view is None:
+        output.note(why)
+        return
+    print(f"\n{view.label}, from the control plane:")
+    show_provenance(view, "text")
+
+
+def _provenance_of(session: Session, manifest: Manifest) -> tuple[ProvenanceView | None, str]:
+    """What the control plane knows of the job that wrote a checkpoint, or why it knows nothing.
+
+    None is started for it. A job of the same number in another database has another digest.
+    """
+    from phalanx.cli.client import embedded
+
+    num = parse_job_label(manifest.job or "")
+    if num is None or not manifest.provenance:
+        return (
+            None,
+            "the checkpoint names no job of this release: the manifest is all that is known",
+        )
+    if session.url is None and embedded.find(session.home) is None:
+        return None, "no control plane runs here: the manifest is all that is known"
+    try:
+        with session.client() as client:
+            view = client.provenance(num)
+    except PlatformError as error:
+        return None, f"the control plane has no answer: {error.message}"
+    if view.digest != manifest.provenance:
+        said = "is another job, or was changed since, than the one that wrote the checkpoint"
+        return None, f"{view.label} of this control plane {said}"
+    return view, ""
+
+
 def _short(value: Any) -> Any:
+    if isinstance(value, dict) and not value:
+        return None
     if isinstance(value, dict):
         return ", ".join(f"{key} {one}" for key, one in value.items())
     return value

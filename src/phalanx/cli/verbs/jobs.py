@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from phalanx.cli.client.checkpoint_locations import copies_of
-from phalanx.cli.client.session import connected, job_numbers
+from phalanx.cli.client.session import connected, job_number, job_numbers
 from phalanx.cli.exits import code_of
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.job_filters import parse_filters
 from phalanx.cli.terminal.options import AsJson, JobName, JobNames, RoleName, duration
-from phalanx.cli.terminal.provenance import show_provenance
+from phalanx.cli.terminal.provenance import show_differences, show_provenance
 from phalanx.cli.terminal.roles import role_line, show_role
 from phalanx.cli.verbs.cost.report import unit_lines
 from phalanx.errors import UserError
@@ -152,7 +152,7 @@ def _reason(job: JobView) -> str:
     return reason.message or reason.code
 
 
-def show(
+def show(  # noqa: PLR0913 (one parameter for each flag)
     ctx: typer.Context,
     job: JobName,
     json: AsJson = False,
@@ -160,6 +160,18 @@ def show(
     role: RoleName = None,
     provenance: Annotated[
         bool, typer.Option("--provenance", help="Show what the job was made of.")
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="JOB",
+            help="With --provenance: show what differs from this job; exit code 1 where something does.",
+        ),
+    ] = None,
+    diff: Annotated[
+        bool,
+        typer.Option("--diff", help="With --provenance: print the difference to the commit only."),
     ] = False,
 ) -> None:
     """Show one job: its state, progress, restarts, lineage and first failure; or one of its roles."""
@@ -169,8 +181,13 @@ def show(
             _show_array(client, nums, json)
             return
         num = nums[0]
+        if (against is not None or diff) and not provenance:
+            raise UserError("--against and --diff belong to --provenance", "add --provenance")
+        if against is not None:
+            show_differences(client.provenance_diff(num, job_number(against)), json)
+            return
         if provenance:
-            show_provenance(client.provenance(num), json)
+            show_provenance(client.provenance(num), "diff" if diff else "json" if json else "text")
             return
         view = client.job(num)
         if role is not None:

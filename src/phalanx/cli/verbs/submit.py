@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.client.session import Session
-from phalanx.cli.client.source_state import commit_of, source_of
+from phalanx.cli.client.source_state import (
+    absolute_reference,
+    commit_of,
+    difference_once,
+    source_of,
+)
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import (
     AllRanks,
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
     from phalanx.cli.client.invocation import ForwardedEnvironment
     from phalanx.cli.client.run_spec import RunFlags, RunPlan
     from phalanx.schemas.api.jobs import JobView
+    from phalanx.schemas.api.provenance import SourceRequest
     from phalanx.schemas.foreign.rules import Conversion
     from phalanx.schemas.spec.job import JobSpec
     from phalanx.sdk import PhalanxClient
@@ -43,6 +49,7 @@ class FileFlags:
 
     ranks: int | None = None
     on_final_failure: str | None = None
+    resume_from: str | None = None
     depends_on: Sequence[str] = ()
     values: Sequence[str] = ()
     local: bool = False
@@ -109,6 +116,15 @@ OnFinalFailure = Annotated[
         "--on-final-failure",
         metavar="succeed|fail",
         help="How the job ends when its last checkpoint cannot be saved; the default is succeed.",
+    ),
+]
+ResumeFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--resume-from",
+        metavar="JOB[@WHICH]|PATH|URL|latest",
+        help="A checkpoint to begin from: j-12, j-12@1200, j-12@best, a path, a URL, or latest of the"
+        " newest job of the same name.",
     ),
 ]
 ScaleLr = Annotated[
@@ -198,6 +214,7 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     directory: Directory = None,
     continues: Continue = False,
     on_final_failure: OnFinalFailure = None,
+    resume_from: ResumeFrom = None,
     scale_lr: ScaleLr = None,
     max_duration: MaxDuration = None,
     priority: Priority = None,
@@ -231,6 +248,7 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         checkpoint_directory=directory,
         continues=continues,
         on_final_failure=on_final_failure,
+        resume_from=absolute_reference(resume_from, ctx.obj.invocation.cwd),
         scale_lr=scale_lr,
         framework=framework,
         metrics=metrics or (),
@@ -363,6 +381,7 @@ def submit(  # noqa: PLR0913 (one parameter for each flag)
         typer.Option("-n", "--ranks", min=1, help="Ranks in all, instead of the file's shape."),
     ] = None,
     on_final_failure: OnFinalFailure = None,
+    resume_from: ResumeFrom = None,
     depends_on: DependsOn = None,
     local: Local = False,
     explain: Explain = False,
@@ -383,7 +402,7 @@ def submit(  # noqa: PLR0913 (one parameter for each flag)
 
     if template is not None:
         _refuse_file_flags((), local, explain, "a template")
-        if files or ranks is not None or on_final_failure is not None or depends_on:
+        if files or ranks or on_final_failure or depends_on or resume_from:
             raise UserError("--template takes neither files nor flags of the spec", "write --set")
         then = after(not follow, all_ranks)
         _submit_template(session, template, values or (), project or "default", then, dry_run)
@@ -393,6 +412,7 @@ def submit(  # noqa: PLR0913 (one parameter for each flag)
     wanted = FileFlags(
         ranks=ranks,
         on_final_failure=on_final_failure,
+        resume_from=absolute_reference(resume_from, session.invocation.cwd),
         depends_on=depends_on or (),
         values=values or (),
         local=local,
@@ -416,8 +436,9 @@ def _submit_files(session: Session, files: Sequence[Path], wanted: FileFlags, th
         for spec in _specs_of(foreign[path], path, wanted):
             if wanted.ranks is not None:
                 spec = _with_ranks(spec, wanted.ranks)
-            if wanted.on_final_failure is not None:
-                spec = _with_final_failure(spec, wanted.on_final_failure)
+            for key in ("on_final_failure", "resume_from"):
+                if (value := getattr(wanted, key)) is not None:
+                    spec = _with_checkpoint(spec, key, value)
             if wanted.depends_on:
                 spec = _with_dependencies(spec, wanted.depends_on)
             _refuse_unsupported(spec)
@@ -555,7 +576,6 @@ def _root(file: Path, spec: JobSpec) -> Path:
 def _submit_batch(session: Session, found: Sequence[tuple[JobSpec, Path]], dry_run: bool) -> None:
     """Submit several jobs and arrays in one request, and print a line for each."""
     from phalanx.schemas.api.jobs import SubmitRequest
-    from phalanx.schemas.api.provenance import SourceRequest
     from phalanx.schemas.spec.document import resolved
 
     owner = session.invocation.owner()
@@ -568,6 +588,7 @@ def _submit_batch(session: Session, found: Sequence[tuple[JobSpec, Path]], dry_r
     session.begin()
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder, session.client() as client:
         digests: dict[Path, str] = {}
+        sources = {root.resolve(): _source(root) for _, root in found}
         for _, root in found:
             if root.resolve() not in digests:
                 digests[root.resolve()] = _upload(session, client, root, Path(folder) / "code.tar")
@@ -576,10 +597,11 @@ def _submit_batch(session: Session, found: Sequence[tuple[JobSpec, Path]], dry_r
                 spec=resolved(_with_commit(spec, root)),
                 code=digests[root.resolve()],
                 owner=owner,
-                source=SourceRequest.of(source_of(root)),
+                source=sources[root.resolve()],
             )
             for spec, root in found
         ]
+        requests = difference_once(requests)
         jobs = client.submit_batch(requests).jobs
     for one in jobs:
         if one.array is None:
@@ -637,12 +659,12 @@ def _with_ranks(spec: JobSpec, ranks: int) -> JobSpec:
     return validate_spec(body)
 
 
-def _with_final_failure(spec: JobSpec, wanted: str) -> JobSpec:
-    """The spec with another end where the last checkpoint cannot be saved. Raises SpecInvalid."""
+def _with_checkpoint(spec: JobSpec, key: str, wanted: str) -> JobSpec:
+    """The spec with another value in its section `checkpoint`. Raises SpecInvalid."""
     from phalanx.schemas.spec.document import resolved, validate_spec
 
     body = resolved(spec)
-    return validate_spec({**body, "checkpoint": {**body["checkpoint"], "on_final_failure": wanted}})
+    return validate_spec({**body, "checkpoint": {**body["checkpoint"], key: wanted}})
 
 
 def _with_dependencies(spec: JobSpec, wanted: Sequence[str]) -> JobSpec:
@@ -682,10 +704,9 @@ def _submit(
     session: Session, spec: JobSpec, root: Path | None, request: dict[str, Any], then: str
 ) -> None:
     from phalanx.schemas.api.jobs import SubmitRequest
-    from phalanx.schemas.api.provenance import SourceRequest
     from phalanx.schemas.spec.document import resolved
 
-    request = {**request, "source": SourceRequest.of(source_of(root or session.invocation.cwd))}
+    request = {**request, "source": _source(root or session.invocation.cwd)}
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         code, archive = None, Path(folder) / "code.tar"
         if root is not None:
@@ -707,6 +728,14 @@ def _submit(
                 note(f"warning: {said}")
             archive.unlink(missing_ok=True)
             stay(session, client, job, then)
+
+
+def _source(root: Path) -> SourceRequest | None:
+    """The Git state of a folder as it is sent; None: it has none."""
+    from phalanx.schemas.api.provenance import SourceRequest
+
+    found = source_of(root)
+    return None if found is None else SourceRequest.of(found.state, found.diff)
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

@@ -101,6 +101,8 @@ class RankFiles:
     code_dir: str | None = None
     #: the secret of the generation
     secret_file: str | None = None
+    #: the verified checkpoint to begin from; None: the job has one of its own, or begins anew
+    resume_from: str | None = None
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -179,6 +181,11 @@ class RankContract(Generic[P]):
     checkpoint_dir: P | None = variable("PHALANX_CHECKPOINT_DIR", None, as_path)
     #: folder of the newest committed checkpoint; absent without one
     resume_path: P | None = variable("PHALANX_RESUME_PATH", None, as_path)
+    #: verified folder of the checkpoint that `checkpoint.resume_from` names; absent without one, and once
+    #: the job has a checkpoint of its own
+    resume_from: P | None = variable("PHALANX_RESUME_FROM", None, as_path)
+    #: SHA-256 over everything that the submission fixed, for manifests of checkpoints
+    provenance: str = variable("PHALANX_PROVENANCE", "")
     #: attempts before the owner had the job begin anew, without their checkpoints; 0: never
     beginning: int = variable("PHALANX_BEGINNING", 0, whole)
     #: folder of the attempt's own copy of the code; absent without one
@@ -242,6 +249,8 @@ class GangContract:
     job_started_at: int | None = None
     #: the trial that the job is; None: it is none
     trial: TrialContract | None = None
+    #: SHA-256 over everything that the submission fixed; empty: not known
+    provenance: str = ""
 
     def rank(
         self, orders: GenerationOrders, node_rank: int, local_rank: int, files: RankFiles
@@ -271,6 +280,8 @@ class GangContract:
             grace_s=self.role.grace_s,
             checkpoint_dir=self.checkpoint_dir,
             resume_path=orders.resume_path if self.role.leads else None,
+            resume_from=files.resume_from,
+            provenance=self.provenance,
             beginning=orders.beginning,
             report_file=files.report_file,
             control_file=files.control_file,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.core.contract.checkpointing import CheckpointPolicy
+from phalanx.core.contract.resume import ResumeSource
 from phalanx.core.contract.trial import TrialContract
 from phalanx.kit.text import job_label
 
@@ -142,6 +143,18 @@ class SourceState:
     num_changed: int = 0
     #: SHA-256 of the difference as `git diff HEAD --binary` writes it; empty: none
     diff_digest: str = ""
+    #: SHA-256 of its text as it is stored, without credentials; empty: it is not stored
+    diff_text: str = ""
+    #: whether the text is only the beginning of the difference
+    diff_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedJob:
+    """The job that a clone repeats, and whether it must find the same software and inputs."""
+
+    job: int
+    require_same: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,3 +183,7 @@ class JobContract:
     trial: TrialContract | None = None
     #: Git state of the work directory; None: unknown
     source: SourceState | None = None
+    #: the job that it is a clone of; None: it is none
+    repeats: RepeatedJob | None = None
+    #: the checkpoint that it begins from; None: it begins anew
+    resume: ResumeSource | None = None

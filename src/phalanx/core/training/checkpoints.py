@@ -110,6 +110,7 @@ class Manifest:
     encryption: Mapping[str, str] | None = None  # parameters of the encryption; None: plain
     root: str = ""  # first checkpoint of its line; empty: written by an earlier release
     beginning: int = 0  # attempts of the job before the owner had it begin anew; 0: never
+    provenance: str = ""  # digest over what its job was made of; empty: not known
     schema: int = SCHEMA  # version of this format
 
     @property
@@ -170,7 +171,7 @@ def _check_paths(paths: Sequence[str]) -> None:
 
 
 _COUNTS = ("step", "attempt", "generation", "commit", "created_at", "beginning", "threads")
-_TEXTS = ("name", "why", "strategy", "device", "root")
+_TEXTS = ("name", "why", "strategy", "device", "root", "provenance")
 _OPTIONAL_TEXTS = ("parent", "job", "job_uid")
 _OBJECTS = ("mesh", "code", "versions", "metrics", "data")
 

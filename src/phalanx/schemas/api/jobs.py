@@ -464,12 +464,14 @@ class CloneRequest(RequestBody):
     A path that begins with `params.` is a parameter of a trial; null removes a value. `checkpoint`: begin
     from this checkpoint of the job: `latest`, `best`, a step, the name of its folder or its path.
     `secrets` are values of the variables that `withheld` of the job names. `owner` absent: that of the job.
+    `require_same`: the clone fails before its ranks start where it finds other packages or data.
     """
 
     set: Annotated[dict[ShortText, Any], Field(max_length=200)] = Field(default_factory=dict)
     checkpoint: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     secrets: Annotated[dict[str, str], Field(max_length=4096)] = Field(default_factory=dict)
     owner: ShortText = ""
+    require_same: bool = False
 
 
 class StopRequest(RequestBody):

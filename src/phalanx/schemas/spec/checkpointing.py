@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from phalanx.core.contract.checkpointing import CheckpointPolicy, SaveInterval
+from phalanx.core.contract.resume import ResumeReference
 from phalanx.core.telemetry.line_patterns import LinePattern
 from phalanx.core.training.checkpoints import Best, Keep, far_prefix
 from phalanx.core.training.resumption import DEFAULT_WAIT_S
@@ -46,6 +47,14 @@ def _below(text: str) -> str:
     return text
 
 
+def _reference(text: str) -> str:
+    ResumeReference.parse(text)
+    return text
+
+
+ResumeFrom = Annotated[
+    str, Field(strict=True, min_length=1, max_length=4096), AfterValidator(_reference)
+]
 KeptDirectory = Annotated[str, Field(strict=True, max_length=4096), AfterValidator(_below)]
 MetricLines = Annotated[
     list[Annotated[str, Field(strict=True), AfterValidator(_pattern)]],
@@ -123,6 +132,10 @@ class Checkpointing(Section):
     )
     directory: KeptDirectory | None = optional(
         "Folder of the script's own checkpoints: committed when it changes, restored before every start."
+    )
+    resume_from: ResumeFrom | None = optional(
+        "Checkpoint to begin from: latest (of the newest job of this name), j-12, j-12@1200, j-12@best, an"
+        " absolute path or a URL. A job with a checkpoint of its own resumes from that."
     )
     continues: Whether = Field(
         default=False,

@@ -23,6 +23,22 @@ class PythonPackages(Message):
     wanted: PythonRequirements
 
 
+class ResumePlaces(Message):
+    """Paths and URLs of a checkpoint to begin from; the first that can be read counts."""
+
+    places: list[str]
+
+
+class ExpectedFacts(Message):
+    """The software and inputs that a clone must find: those of the job that it repeats.
+
+    `facts` are values by name, as `core.contract.provenance` names them.
+    """
+
+    job: str
+    facts: dict[str, str]
+
+
 class Assignment(Message):
     """Everything a supervisor needs to serve one node rank of one attempt. A file of mode 0600.
 
@@ -68,6 +84,8 @@ class Assignment(Message):
     server_file: str | None = None
     token: str
     code: str | None = None  # digest of the archive, for nodes that do not see the home
+    resume: ResumePlaces | None = None  # None: the job begins anew
+    expects: ExpectedFacts | None = None  # None: any software and inputs are fine
     log_limit: int | None = None  # bytes of output stored of the job; more need not be sent
     contact_lost_after_s: float = 480.0  # 0.8 × fence_after: alone for longer, ranks are stopped
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from phalanx.core.contract.provenance import MAX_PACKAGES, InstalledSoftware
 from phalanx.core.contract.records import MetricPoint
 from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs.desired import Action, Desired
@@ -50,6 +51,46 @@ class RanksStartedReport(GenerationReport):
     kind: Literal["ranks_started"] = "ranks_started"
     pids: list[int]
     warm: bool
+
+
+_Version = Annotated[EncodableText, Field(max_length=200)]
+
+
+class SoftwareReport(GenerationReport):
+    """What the ranks' interpreter sees on this node; `core.contract.provenance.InstalledSoftware`."""
+
+    kind: Literal["software"] = "software"
+    python: _Version = ""
+    implementation: _Version = ""
+    platform: _Version = ""
+    torch: _Version = ""
+    cuda: _Version = ""
+    hip: _Version = ""
+    driver: _Version = ""
+    packages: Annotated[dict[_Version, _Version], Field(max_length=MAX_PACKAGES)] = Field(
+        default_factory=dict
+    )
+
+    def to_core(self) -> InstalledSoftware:
+        """As a core value."""
+        return InstalledSoftware(**self.model_dump(exclude={"kind", "seq", "generation"}))
+
+
+class StagedInputReport(Message):
+    """One input as it was staged on a node."""
+
+    name: Annotated[EncodableText, Field(min_length=1, max_length=128)]
+    place: Annotated[EncodableText, Field(max_length=4096)]
+    num_files: Annotated[int, Field(ge=0, lt=1 << 62)]
+    size_bytes: Annotated[int, Field(ge=0, lt=1 << 62)]
+    fingerprint: Annotated[EncodableText, Field(max_length=256)]
+
+
+class InputsReport(GenerationReport):
+    """The inputs of the job as they were staged on this node for the attempt."""
+
+    kind: Literal["inputs"] = "inputs"
+    inputs: Annotated[list[StagedInputReport], Field(max_length=1000)]
 
 
 class FailureReport(Message):
@@ -317,6 +358,8 @@ Report = Annotated[
     | LedgerReport
     | MetricsReport
     | LogReport
+    | SoftwareReport
+    | InputsReport
     | LeavingReport,
     Field(discriminator="kind"),
 ]

@@ -30,7 +30,7 @@ from phalanx.schemas.api.jobs import (
     SubmitRequest,
     SubmitResponse,
 )
-from phalanx.schemas.api.provenance import ProvenanceView
+from phalanx.schemas.api.provenance import ProvenanceDiffView, ProvenanceView
 from phalanx.schemas.api.telemetry import (
     ProfileRequest,
     ProfilesView,
@@ -211,8 +211,19 @@ def get_checkpoints(here: Here, num: JobNum) -> list[CheckpointView]:
 
 @router.get("/{num}/provenance", openapi_extra=needs(Permission.JOBS_READ, Of.JOB, audited=True))
 def get_provenance(here: Here, num: JobNum) -> ProvenanceView:
-    """What the job was made of: source, command, environment, parameters and places."""
+    """What the job was made of: source, command, environment, parameters, software, data and places."""
     return provenance.read_provenance(here.platform, num)
+
+
+@router.get(
+    "/{num}/provenance/diff", openapi_extra=needs(Permission.JOBS_READ, Of.JOB, audited=True)
+)
+def get_provenance_diff(here: Here, by: By, num: JobNum, against: Number = 0) -> ProvenanceDiffView:
+    """What differs between the job and the job `against`, which the caller must be able to read.
+
+    Without `against`, the job that it is a clone of; a job that is no clone differs in nothing.
+    """
+    return provenance.compare_provenance(here.platform, num, against, by)
 
 
 @router.post("/{num}/stacks", openapi_extra=needs(Permission.JOBS_CHANGE, Of.JOB))

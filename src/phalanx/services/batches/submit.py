@@ -14,14 +14,16 @@ from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.spec.document import resolved, validate_spec
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.workflow import Array, fill_index
-from phalanx.services.lifecycle.commit import commit_new_many
+from phalanx.services.lifecycle.commit import commit_events, commit_new_many
 from phalanx.services.lifecycle.folder_check import check_folder
 from phalanx.services.lifecycle.submit import (
     Limits,
     PreparedJob,
     limits_now,
     prepare,
+    resume_note,
     store_budget,
+    store_diff,
 )
 from phalanx.services.platform import Platform
 from phalanx.services.quotas.submitted import check_submitted
@@ -85,7 +87,7 @@ def check_batch(
     """Check every job of a batch, as a dry run does. Raises as `submit_batch`."""
     limits = limits_now(platform)
     found, problems = list[BatchEntry](), list[Problem]()
-    for at, request in enumerate(requests):
+    for at, request in enumerate(_with_differences(requests)):
         owned = request.model_copy(update={"owner": by.owner_of(request.owner)})
         try:
             found.append(_entry(platform, owned, limits, by))
@@ -98,6 +100,25 @@ def check_batch(
     problems = problems or _name_problems([one.spec for one in found])
     if problems:
         raise SpecInvalid(problems)
+    return found
+
+
+def _with_differences(requests: Sequence[SubmitRequest]) -> list[SubmitRequest]:
+    """The requests, those without the text of their difference with that of another one of the batch."""
+    known = {
+        (one.source.commit, one.source.diff_digest): one.source
+        for one in requests
+        if one.source is not None and one.source.diff
+    }
+    found = []
+    for one in requests:
+        source = one.source
+        if source is not None and not source.diff and source.diff_digest:
+            whole = known.get((source.commit, source.diff_digest))
+            if whole is not None:
+                text = {"diff": whole.diff, "diff_cut": whole.diff_cut}
+                one = one.model_copy(update={"source": source.model_copy(update=text)})
+        found.append(one)
     return found
 
 
@@ -165,9 +186,13 @@ def store_batch(
     check_submitted(platform, tx, [facts for _, facts in fresh])
     actor = actor_of(entries[0].jobs[0].request.owner)
     commit_new_many(tx, fresh, now, actor)
-    specs = [one.accepted.spec for entry in entries for one in entry.jobs]
-    for num, spec in enumerate(specs, first):
-        store_budget(tx, num, spec)
+    made = [one for entry in entries for one in entry.jobs]
+    for num, prepared in enumerate(made, first):
+        store_budget(tx, num, prepared.accepted.spec)
+        if notes := resume_note(tx, prepared):
+            commit_events(tx, num, notes, now, actor)
+    for diff in {one.diff: one for one in made}.values():
+        store_diff(tx, diff, now)
     return list(range(first, first + count))
 
 

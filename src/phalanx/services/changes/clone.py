@@ -7,19 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from phalanx.core.contract.job import JobContract
+from phalanx.core.codec import encode
+from phalanx.core.contract.job import JobContract, RepeatedJob
+from phalanx.core.contract.resume import ResumeReference, ResumeSource
 from phalanx.core.contract.secrecy import CALLER_LAYER, WITHHELD
-from phalanx.core.contract.trial import ForkSource, Param, TrialContract
+from phalanx.core.contract.trial import Param, TrialContract
 from phalanx.core.residency import ResidencyRule, allowed_by, in_words
 from phalanx.core.tenancy.principals import Caller
-from phalanx.core.training.checkpoints import Best
-from phalanx.errors import CheckpointNotFound, NotFound, NotSupported, Problem, SpecInvalid
+from phalanx.errors import NotFound, Problem, SpecInvalid
 from phalanx.kit.text import job_label
 from phalanx.schemas.api.jobs import CloneRequest, SubmitRequest
-from phalanx.schemas.api.provenance import SourceRequest
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.assignments import contract_of
 from phalanx.services.lifecycle.commit import Note, commit_events
+from phalanx.services.lifecycle.provenance.attempt_facts import expected_of
+from phalanx.services.lifecycle.provenance.resume_sources import FIELD, chosen, source_at
 from phalanx.services.lifecycle.submit import PreparedJob, limits_now, prepare, store_prepared
 from phalanx.services.platform import Platform
 from phalanx.services.residency.rules import ResidencyRules
@@ -27,10 +29,8 @@ from phalanx.store import jobs, lineage
 from phalanx.store.database import Tx
 from phalanx.store.idempotency import RequestKey, earlier_answer, once
 from phalanx.store.jobs import StoredJob
-from phalanx.store.lineage import CheckpointRow
 
 NOTE = "cloned"
-LATEST, BEST = "latest", "best"
 _PARAMS = "params."
 
 
@@ -66,20 +66,14 @@ def clone(
     )
     source = None
     if request.checkpoint is not None:
-        if contract_of(stored.facts).roles[0].checkpoint.directory is not None:
-            raise NotSupported(
-                f"the checkpoints of {job_label(num)} are copies of its script's folder, and only jobs "
-                "with phalanx.train begin from a checkpoint of another job",
-                "restore the folder with `phalanx checkpoints export`, then submit with --continue",
-            )
-        source = ForkSource(num, chosen(stored, rows, request.checkpoint).path)
+        source = source_at(stored, chosen(stored, rows, request.checkpoint))
     prepared, notes = _prepared(platform, stored, request, source, by)
-    told = {"job": num, "checkpoint": None if source is None else source.path}
+    told = {"job": num, "checkpoint": None if source is None else source.places[0]}
 
     def store(tx: Tx) -> int:
         if source is not None:
             jobs.load(tx, num)  # locks the row: a deletion sees the new job, or this finds none
-            chosen(stored, lineage.checkpoints_of(tx, num), source.path)
+            chosen(stored, lineage.checkpoints_of(tx, num), source.places[0])
         made = store_prepared(platform, tx, prepared, now)
         commit_events(tx, made, [Note(NOTE, 0, 0, told)], now, by.actor)
         return made
@@ -88,43 +82,11 @@ def clone(
     return Cloned(made, prepared.accepted.resolved, notes)
 
 
-def chosen(stored: StoredJob, rows: list[CheckpointRow], wanted: str) -> CheckpointRow:
-    """The valid checkpoint that is named by `latest`, `best`, its step, its folder's name or its path.
-
-    Raises CheckpointNotFound.
-    """
-    valid = [row for row in rows if row.state == "valid"]
-    found: CheckpointRow | None = None
-    if wanted == LATEST:
-        newest = stored.job.progress.checkpoint_path
-        found = next((row for row in valid if row.path == newest), valid[-1] if valid else None)
-    elif wanted == BEST:
-        best = contract_of(stored.facts).roles[0].checkpoint.keep.best
-        found = None if best is None else _best(valid, best)
-    elif wanted.isdigit():
-        found = next((row for row in reversed(valid) if row.step == int(wanted)), None)
-    else:
-        found = next((row for row in valid if wanted in (row.path, PurePath(row.path).name)), None)
-    if found is None:
-        label = job_label(stored.job.num)
-        raise CheckpointNotFound(
-            f"{label} has no valid checkpoint {wanted!r}",
-            f"`phalanx checkpoints {label}` lists them: give latest, best, a step or a name",
-        )
-    return found
-
-
-def _best(rows: list[CheckpointRow], best: Best) -> CheckpointRow | None:
-    sign = -1.0 if best.mode == "min" else 1.0
-    known = [row for row in rows if best.metric in row.metrics]
-    return max(known, key=lambda row: sign * row.metrics[best.metric], default=None)
-
-
 def _prepared(
     platform: Platform,
     stored: StoredJob,
     request: CloneRequest,
-    source: ForkSource | None,
+    source: ResumeSource | None,
     by: Caller,
 ) -> tuple[PreparedJob, tuple[str, ...]]:
     facts, contract = stored.facts, contract_of(stored.facts)
@@ -139,6 +101,8 @@ def _prepared(
     limits = limits_now(platform)
     if source is not None:
         spec = _kept_inside(spec, stored, source, limits.residency)
+        name = PurePath(source.places[0]).name
+        spec = set_paths(spec, {FIELD: str(ResumeReference(stored.job.num, name))})
     caller_env, missing = facts.caller_env, list[str]()
     if caller_env is not None:
         names = contract.withheld.get(CALLER_LAYER, ())
@@ -151,18 +115,26 @@ def _prepared(
         caller_cwd=facts.caller_cwd,
         caller_env=None if caller_env is None else dict(caller_env),
         owner=by.owner_of(request.owner or facts.owner),
-        source=SourceRequest.of(contract.source),
     )
     notes: tuple[str, ...] = ()
+    if request.require_same and not platform.store.view(lambda tx: expected_of(tx, stored.job.num)):
+        raise NotFound(
+            f"{label} has reported neither its packages nor fingerprints of its data",
+            "it has not started, or ran under an earlier release: clone it without --require-same",
+        )
     if missing:
         some = ", ".join(missing[:6]) + (" …" if len(missing) > 6 else "")
         notes = (f"without the secret variables {some}: their values are stored nowhere",)
-    trial = _trial_of(contract, request.set, source)
-    return prepare(platform, again, trial, limits, by), notes
+    trial = _trial_of(contract, request.set, keeps_fork=source is None)
+    made = prepare(platform, again, trial, limits, by)
+    if source is None and not {FIELD, "checkpoint"} & set(request.set):
+        # The same checkpoint again, and not the one that is the newest now.
+        made = replace(made, accepted=replace(made.accepted, resume=contract.resume))
+    return _repeating(made, stored, contract, request.require_same), notes
 
 
 def _kept_inside(
-    spec: dict[str, Any], stored: StoredJob, source: ForkSource, rules: ResidencyRules
+    spec: dict[str, Any], stored: StoredJob, source: ResumeSource, rules: ResidencyRules
 ) -> dict[str, Any]:
     """The spec of a job that begins from a checkpoint, which must stay where the first job had to be.
 
@@ -171,7 +143,7 @@ def _kept_inside(
     label, own = job_label(stored.job.num), spec.get("residency") or None
     own = [own] if isinstance(own, str) else own
     project = str(spec.get("project") or "default")
-    problems = rules.problems(project, own, {"data": {"checkpoint": source.path}})
+    problems = rules.problems(project, own, {"data": {"checkpoint": source.places[0]}})
     allowed = rules.allowed(stored.facts)
     if allowed is not None and not problems:
         of_job = rules.of_job(project, own)
@@ -187,10 +159,23 @@ def _kept_inside(
     return spec
 
 
+def _repeating(
+    made: PreparedJob, stored: StoredJob, contract: JobContract, require_same: bool
+) -> PreparedJob:
+    """The job with the source state of the first one, its number, and the checkpoint to begin from."""
+    own = replace(
+        contract_of(made.facts),
+        source=contract.source,
+        resume=made.accepted.resume,
+        repeats=RepeatedJob(stored.job.num, require_same),
+    )
+    return replace(made, facts=replace(made.facts, contract=encode(own)))
+
+
 def _trial_of(
-    contract: JobContract, changes: Mapping[str, Any], source: ForkSource | None
+    contract: JobContract, changes: Mapping[str, Any], *, keeps_fork: bool
 ) -> TrialContract | None:
-    """The parameters of the first job, and the checkpoint to begin from; None: neither."""
+    """The parameters of the first job, and the checkpoint that its trial began from; None: neither."""
     earlier = contract.trial or TrialContract()
     params: dict[str, Param] = dict(earlier.params)
     for key, value in changes.items():
@@ -198,8 +183,7 @@ def _trial_of(
             if not isinstance(value, str | int | float | bool | None):
                 raise SpecInvalid([Problem(key, "must be a number, a text, true, false or null")])
             params[key.removeprefix(_PARAMS)] = value
-    if source is None:
-        source = earlier.fork_of
+    source = earlier.fork_of if keeps_fork else None
     if not params and source is None and earlier.seed is None:
         return None
     return TrialContract(params=params, fork_of=source, seed=earlier.seed)

@@ -20,7 +20,7 @@ from phalanx.launch import secret_files
 from phalanx.schemas.frameworks import framework
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec.document import validate_spec
-from phalanx.schemas.wire.assignments import Assignment, PythonPackages
+from phalanx.schemas.wire.assignments import Assignment, PythonPackages, ResumePlaces
 from phalanx.services.platform import Platform
 from phalanx.services.secrets import values
 from phalanx.store.jobs import JobFacts, StoredJob
@@ -144,9 +144,17 @@ def _assignment(
         server_file=str(home.server_file),
         token=platform.supervisor_token(num, gang.attempt),
         code=facts.code_digest,
+        resume=_resume(contract, place),
         log_limit=platform.log_limit,
         contact_lost_after_s=platform.contact_lost_after_s,
     )
+
+
+def _resume(contract: JobContract, place: RolePlace | None) -> ResumePlaces | None:
+    """The checkpoint to begin from, for nodes of the first role; None: none."""
+    if contract.resume is None or (place is not None and not place.leads):
+        return None
+    return ResumePlaces(places=list(contract.resume.places))
 
 
 def _cwd(facts: JobFacts, workdir: str) -> str:

@@ -7,8 +7,9 @@ simply executed again.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from phalanx.core.contract.job import JobContract
 from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.events import JobEvent, LaunchFailed
 from phalanx.core.jobs.model import Attempt, JobState
@@ -16,10 +17,13 @@ from phalanx.core.reasons import Cause
 from phalanx.errors import ExecutorUnavailable, LaunchError, LeaseLost, SpecInvalid
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.kit.clock import backoff_s
-from phalanx.kit.text import replace_unencodable, shorten
+from phalanx.kit.text import job_label, replace_unencodable, shorten
+from phalanx.schemas.wire.assignments import Assignment, ExpectedFacts
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.assignments import assignments, code_dir, contract_of
 from phalanx.services.lifecycle.commit import LEAVING, commit_events
+from phalanx.services.lifecycle.provenance.attempt_facts import expected_of
+from phalanx.services.lifecycle.provenance.digest import provenance_digest
 from phalanx.services.platform import Platform, token_hash
 from phalanx.services.secrets.values import unreadable
 from phalanx.store import outbox, supervisors
@@ -212,6 +216,7 @@ def _launch(
         if why is not None:
             return _not_launched(attempt, 0, why.message, why.cause)
         placed = assignments(platform, stored, attempt, nodes, contract)
+        placed = _with_provenance(platform, stored, contract, placed)
         # Not isinstance: it looks at every member of the protocol for each launch.
         if hasattr(platform.executor, "reserve"):
             platform.executor.reserve(attempt.placement, [assignment for _, assignment in placed])
@@ -223,6 +228,30 @@ def _launch(
     except KeyError as error:
         return _not_launched(attempt, started, f"node {error.args[0]} has left the pool")
     return []
+
+
+def _with_provenance(
+    platform: Platform,
+    stored: StoredJob,
+    contract: JobContract,
+    placed: list[tuple[Node, Assignment]],
+) -> list[tuple[Node, Assignment]]:
+    """The assignments with the digest of the job's provenance, and with what a clone has to find.
+
+    Only nodes of the first role compare: other roles may run other interpreters.
+    """
+    digest, repeats = provenance_digest(stored.facts, contract), contract.repeats
+    expects = None
+    if repeats is not None and repeats.require_same:
+        facts = platform.store.view(lambda tx: expected_of(tx, repeats.job))
+        expects = ExpectedFacts(job=job_label(repeats.job), facts=dict(facts))
+    found = []
+    for node, one in placed:
+        own = {"gang": replace(one.gang, provenance=digest)}
+        found.append(
+            (node, one.model_copy(update=own | {"expects": expects if one.leads else None}))
+        )
+    return found
 
 
 def _not_launched(

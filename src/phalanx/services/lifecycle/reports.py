@@ -17,6 +17,7 @@ from phalanx.core.training.ledger import Consumed, merge
 from phalanx.errors import UserError
 from phalanx.schemas.wire import supervision as wire
 from phalanx.services.lifecycle.commit import LEAVING, Note
+from phalanx.services.lifecycle.provenance.attempt_facts import input_events, software_events
 from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.lineage import GenerationRow, LedgerSlice
@@ -342,6 +343,16 @@ def _log(inbox: Inbox, report: wire.LogReport) -> None:
         telemetry.add_log(inbox.tx, segment, inbox.log_limit)
 
 
+def _software(inbox: Inbox, report: wire.SoftwareReport) -> None:
+    key = (inbox.job, inbox.attempt, inbox.node_rank)
+    inbox.events += software_events(inbox.tx, key, report, inbox.now)
+
+
+def _inputs(inbox: Inbox, report: wire.InputsReport) -> None:
+    key = (inbox.job, inbox.attempt, inbox.node_rank)
+    inbox.events += input_events(inbox.tx, key, report, inbox.now)
+
+
 def _leaving(inbox: Inbox, report: wire.LeavingReport) -> None:
     inbox.row |= {"released_at": inbox.now, "pids": []}
     inbox.tx.touched.topics.add(LEAVING)
@@ -391,5 +402,7 @@ _READERS: Mapping[type, Callable[[Inbox, Any], None]] = {
     wire.LedgerReport: _ledger,
     wire.MetricsReport: _metrics,
     wire.LogReport: _log,
+    wire.SoftwareReport: _software,
+    wire.InputsReport: _inputs,
     wire.LeavingReport: _leaving,
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.core.codec import encode
+from phalanx.core.contract.resume import ResumeSource
 from phalanx.core.contract.secrecy import WITHHELD, shown_spec, withhold
 from phalanx.core.contract.trial import TrialContract
 from phalanx.core.cost.budgets import BudgetScope
@@ -36,8 +37,9 @@ from phalanx.services.lifecycle.admission import (
     over_quota,
     plain_credentials,
 )
-from phalanx.services.lifecycle.commit import QUEUE, commit_new
+from phalanx.services.lifecycle.commit import QUEUE, Note, commit_events, commit_new
 from phalanx.services.lifecycle.folder_check import check_folder
+from phalanx.services.lifecycle.provenance.resume_sources import resolve_resume
 from phalanx.services.platform import Platform
 from phalanx.services.quotas.submitted import check_submitted
 from phalanx.services.residency.rules import ResidencyRules
@@ -48,6 +50,7 @@ from phalanx.store.cost import budgets
 from phalanx.store.database import Tx
 from phalanx.store.idempotency import RequestKey, earlier_answer, once
 from phalanx.store.jobs import JobFacts
+from phalanx.store.provenance import rows as provenance
 from phalanx.store.quotas import rows as quotas
 from phalanx.store.resources import Applied
 
@@ -60,6 +63,9 @@ class Accepted:
     resolved: dict[str, Any]
     policy: JobPolicy  # of the spec
     facts: JobFacts  # of the spec alone
+    resume: ResumeSource | None = (
+        None  # the checkpoint that the job begins from; None: it begins anew
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,7 @@ def check(
     problems = [*check_supported(spec), *_no_values(spec)]
     # Trials have no caller: a rule of a later release must not end a study.
     problems += [] if by is None else plain_credentials(request.spec)
+    resume = None
     if not problems:
         policy, facts = spec.to_policy(), facts_of(spec)
         here = limits_now(platform) if limits is None else limits
@@ -123,9 +130,11 @@ def check(
             *misfits(spec, here.nodes, here.empty, gang),
             *_no_secrets(spec, platform),
         ]
+        resume, found = resolve_resume(platform, spec, by, here.residency)
+        problems += found
     if problems:
         raise SpecInvalid(problems)
-    return Accepted(spec, shown_spec(resolved(spec)), policy, facts)
+    return Accepted(spec, shown_spec(resolved(spec)), policy, facts, resume)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +148,8 @@ class PreparedJob:
     secrets: Mapping[str, Mapping[str, str]]
     #: the user, which must be allowed to read the jobs that it depends on; None: the platform itself
     by: Caller | None = None
+    #: the text of the difference of its code to the Git commit; empty: none
+    diff: str = ""
 
 
 def submit(
@@ -206,8 +217,9 @@ def prepare(
     runs = request.kind == "run"
     contract, caller_env, values = withhold(contract, request.caller_env if runs else None)
     uid = f"{platform.store.database_id}-{random_hex(16)}"
-    source = None if request.source is None else request.source.to_core()
-    contract = replace(contract, uid=uid, trial=trial, source=source)
+    source, diff = (None, "") if request.source is None else request.source.to_core()
+    resume = accepted.resume
+    contract = replace(contract, uid=uid, trial=trial, source=source, resume=resume)
     facts = replace(
         accepted.facts,
         owner=request.owner,
@@ -220,7 +232,7 @@ def prepare(
         study=None if trial is None else trial.study,
         trial=None if trial is None or trial.study is None else trial.trial,
     )
-    return PreparedJob(request, accepted, facts, values, by)
+    return PreparedJob(request, accepted, facts, values, by, diff)
 
 
 def element_variables(index: int) -> dict[str, str]:
@@ -246,7 +258,32 @@ def store_prepared(
     waits_for = dependencies.resolve(tx, spec.depends_on, num, {}, prepared.by)
     commit_new(tx, Submitted(num, prepared.accepted.policy, waits_for), prepared.facts, now, actor)
     store_budget(tx, num, spec)
+    store_diff(tx, prepared, now)
+    if notes := resume_note(tx, prepared):
+        commit_events(tx, num, notes, now, actor)
     return num
+
+
+def resume_note(tx: Tx, prepared: PreparedJob) -> list[Note]:
+    """The event that says which checkpoint a new job begins from; none where the spec names none.
+
+    Locks the row of the job that wrote it: a deletion sees the new job, or is seen. Raises NotFound.
+    """
+    wanted, source = prepared.accepted.spec.checkpoint.resume_from, prepared.accepted.resume
+    if wanted is None:
+        return []
+    data: dict[str, Any] = {"reference": wanted, "job": None, "path": None, "step": None}
+    if source is not None and source.job is not None:
+        jobs.load(tx, source.job)
+    if source is not None:
+        data |= {"job": source.job, "path": source.places[0], "step": source.step}
+    return [Note("resume_chosen", 0, 0, data)]
+
+
+def store_diff(tx: Tx, prepared: PreparedJob, now: int) -> None:
+    """Store the text of the difference of a new job's code to its Git commit, once for all jobs."""
+    if prepared.diff:
+        provenance.put_text(tx, prepared.diff, now)
 
 
 def store_budget(tx: Tx, num: int, spec: JobSpec) -> None:

@@ -104,4 +104,7 @@ def urls_of(spec: Mapping[str, Any]) -> dict[str, str]:
     }
     checkpoint = spec.get("checkpoint")
     store = checkpoint.get("store") if isinstance(checkpoint, Mapping) else None
+    begins = checkpoint.get("resume_from") if isinstance(checkpoint, Mapping) else None
+    if isinstance(begins, str) and "/" in begins:
+        found["checkpoint.resume_from"] = begins
     return {**found, "checkpoint.store": store} if isinstance(store, str) else found

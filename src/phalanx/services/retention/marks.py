@@ -8,9 +8,9 @@ from pathlib import Path, PurePath
 from phalanx.checkpoint.catalog import write_pins
 from phalanx.errors import Conflict
 from phalanx.kit.text import job_label
-from phalanx.services.changes.clone import chosen
 from phalanx.services.lifecycle.assignments import checkpoint_dir
 from phalanx.services.lifecycle.commit import Note, commit_events
+from phalanx.services.lifecycle.provenance.resume_sources import chosen
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, lineage
 from phalanx.store.database import Tx

@@ -21,7 +21,10 @@ from phalanx.store.tables import (
     studies,
 )
 
-_FORK = cast(jobs.c.contract[("trial", "fork_of", "job")].as_string(), BigInteger)
+_SOURCES = tuple(
+    cast(jobs.c.contract[path].as_string(), BigInteger)
+    for path in (("trial", "fork_of", "job"), ("resume", "job"))
+)
 
 
 def uses_of(tx: Tx, nums: Sequence[int]) -> dict[int, JobUse]:
@@ -74,17 +77,22 @@ def _pairs(
 def forks_of(tx: Tx, nums: Sequence[int]) -> dict[int, set[int]]:
     """The jobs that have not ended and begin from a checkpoint of these, by the latter."""
     found: dict[int, set[int]] = defaultdict(set)
-    query = select(_FORK, jobs.c.num).where(jobs.c.ended_at.is_(None), _FORK.in_(nums))
-    for source, num in tx.conn.execute(query):
-        found[source].add(num)
+    for one in _SOURCES:
+        query = select(one, jobs.c.num).where(jobs.c.ended_at.is_(None), one.in_(nums))
+        for source, num in tx.conn.execute(query):
+            found[source].add(num)
     return found
 
 
 def fork_paths(tx: Tx, num: int) -> set[str]:
     """Paths of a job's checkpoints from which jobs begin that have not ended."""
-    path = jobs.c.contract[("trial", "fork_of", "path")].as_string()
-    query = select(path).where(jobs.c.ended_at.is_(None), _FORK.in_([num]))
-    return set(tx.conn.execute(query).scalars())
+    paths = (("trial", "fork_of", "path"), ("resume", "places", 0))
+    found: set[str] = set()
+    for one, path in zip(_SOURCES, paths, strict=True):
+        query = select(jobs.c.contract[path].as_string())
+        query = query.where(jobs.c.ended_at.is_(None), one.in_([num]))
+        found |= set(tx.conn.execute(query).scalars())
+    return found
 
 
 def _pins(tx: Tx, nums: Sequence[int]) -> tuple[dict[int, int], dict[int, set[int]]]:

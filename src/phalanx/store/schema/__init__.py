@@ -3,7 +3,7 @@
 `metadata` has every table here: what makes or copies a database takes it from this package.
 """
 
-from phalanx.store.schema import listings, money, retention, storage
+from phalanx.store.schema import listings, money, provenance, retention, storage
 from phalanx.store.tables import metadata
 
-__all__ = ["listings", "metadata", "money", "retention", "storage"]
+__all__ = ["listings", "metadata", "money", "provenance", "retention", "storage"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phalanx import checkpoint
@@ -27,6 +27,7 @@ from phalanx.errors import (
     CheckpointNotFound,
     CheckpointUnavailable,
     PlatformError,
+    UserError,
 )
 from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
@@ -65,6 +66,15 @@ class ScriptProgress:
     metrics: Mapping[str, float | str]
 
 
+@dataclass(frozen=True, slots=True)
+class StagedCheckpoint:
+    """A verified checkpoint on this node that a job without one of its own begins from."""
+
+    path: Path
+    step: int
+    why: str  # reason of its save; `folders.WHY`: it is a copy of a script's folder
+
+
 class CheckpointFolder:
     """The folder during one generation, of a script that has none.
 
@@ -78,6 +88,18 @@ class CheckpointFolder:
     def restored_step(self) -> int | None:
         """The step of the commit that was restored; 0: nothing was; None: there is no folder."""
         return None
+
+    begins: StagedCheckpoint | None = None
+    """What ranks begin from where the job has committed nothing; set before `open`."""
+
+    @property
+    def begins_from(self) -> str | None:
+        """The path of that checkpoint; None: there is none."""
+        return None if self.begins is None else str(self.begins.path)
+
+    def begin_from(self, staged: StagedCheckpoint) -> None:
+        """Have ranks begin from this checkpoint where the job has committed none; before `open`."""
+        self.begins = staged
 
     def open(self, then: Call, failed: Failed) -> None:
         """Restore the last commit, then call `then`, and begin to watch.
@@ -130,6 +152,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
     _finished: Call | None = None  # called at the end
     _thread: threading.Thread | None = None  # None: not opened
     _long_lived_pids: tuple[int, ...] = ()  # writers to wait for
+    begins: StagedCheckpoint | None = None  # of another job; None: begin with the folder as it is
     _complained: set[str] = field(default_factory=set)  # warnings already sent
 
     def __post_init__(self) -> None:
@@ -175,6 +198,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
             message = f"{self.facts.folder} could not be restored: {why}"
             away = isinstance(error, CheckpointMissing | CheckpointUnavailable)
             cause = Cause.CHECKPOINT_MISSING if away else Cause.START_FAILED
+            cause = Cause.USER_ERROR if isinstance(error, UserError) else cause
             self.outside(lambda: failed(message, cause))
         self._run_safely(self._watch)
         self._over.wait()
@@ -318,10 +342,13 @@ class WatchedCheckpointFolder(CheckpointFolder):
                     mine.tell(told)
         if told is None:
             return  # the generation is over
-        self._commits.chosen(None if told.path is None else Path(told.path).name, self._over.wait)
+        own = None if told.path is None or told.foreign else Path(told.path).name
+        self._commits.chosen(own, self._over.wait)
         self._known, self._step, self._restored_step = told.stats, told.step, told.step
         if told.path is not None and facts.commits:
-            self._parent = checkpoint.read_manifest(Path(told.path))
+            parent = checkpoint.read_manifest(Path(told.path))
+            begun = facts.origin.beginning if told.foreign else parent.beginning
+            self._parent = replace(parent, beginning=begun)
         if facts.commits:
             self._commits.tier.committed()  # what the last start did not get to copy
         else:
@@ -331,7 +358,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
         if told.path is not None and facts.commits:
             self._report(
                 records.RestoredRecord(
-                    path=self._commits.place_of(told.path),
+                    path=told.path if told.foreign else self._commits.place_of(told.path),
                     name=Path(told.path).name,
                     step=told.step,
                     epoch=0,
@@ -356,6 +383,8 @@ class WatchedCheckpointFolder(CheckpointFolder):
                     return None
                 continue
             bad = [] if facts.commits else search.bad
+            if decision.action is not StartAction.RESUME and self.begins is not None:
+                return _begin(self.begins, facts.folder, bad)
             if decision.action is not StartAction.RESUME:
                 return RestoreResult(None, 0, folders.look(facts.folder), bad)
             path = facts.store / decision.order[0].name
@@ -386,6 +415,17 @@ class WatchedCheckpointFolder(CheckpointFolder):
         if message not in self._complained:
             self._complained.add(message)
             self._report(records.WarningRecord(message))
+
+
+def _begin(staged: StagedCheckpoint, folder: Path, bad: list[tuple[str, str]]) -> RestoreResult:
+    """Restore the folder of another job. Raises UserError, CheckpointCorrupt, OSError."""
+    if staged.why != folders.WHY:
+        raise UserError(
+            f"resume_from: {staged.path} is a checkpoint of phalanx.train and no copy of a folder",
+            "leave out checkpoint.directory, or name a checkpoint of a job that has one",
+        )
+    folders.put_back(staged.path, checkpoint.read_manifest(staged.path), folder)
+    return RestoreResult(str(staged.path), staged.step, folders.look(folder), bad, foreign=True)
 
 
 def _long_lived_pids() -> tuple[int, ...]:

@@ -117,15 +117,14 @@ class Generation:
             self.metrics,
             gang.trial if context.assignment.leads else None,
         )
-        self._checkpoint_folder = open_checkpoint_folder(
+        self.checkpoint_folder = open_checkpoint_folder(
             context, orders, self._line_metrics, self.ranks
         )
         self.failure: FailureReport | None = None
         self.stop_delivered = False
         self._ended_from_above = False
         self._oom_kills = _oom_kills(context.processes)
-        self._announced = False
-        self._killing = False
+        self._announced = self._killing = False
         self._killed = False
         self._finished = False
         self._settle: Timer | None = None
@@ -135,12 +134,12 @@ class Generation:
 
     def start(self) -> None:
         """Restore the script's checkpoint folder, where there is one, then start every rank."""
-        self._checkpoint_folder.open(self._start_ranks, self.fail)
+        self.checkpoint_folder.open(self._start_ranks, self.fail)
 
     def _start_ranks(self) -> None:
         if self.ending or self._finished:
             return
-        self._line_metrics.begin(self._checkpoint_folder.restored_step, self._orders.last_step)
+        self._line_metrics.begin(self.checkpoint_folder.restored_step, self._orders.last_step)
         context = self._context
         if not network_is_shared(context.assignment, context.command, context.processes.guard):
             self._port.release()
@@ -169,6 +168,7 @@ class Generation:
             error_file=str(rank.error_file),
             code_dir=assignment.workdir,
             secret_file=str(network.secret_file),
+            resume_from=self.checkpoint_folder.begins_from,
         )
         gang, orders, first = assignment.gang, network.orders, assignment.first_rank
         contract = gang.rank(orders, assignment.node_in_role, rank.rank - first, files)
@@ -289,7 +289,7 @@ class Generation:
 
     def end(self) -> None:
         """Kill every rank at once: another node's rank has failed, or the attempt is over."""
-        self._checkpoint_folder.hurry()
+        self.checkpoint_folder.hurry()
         if not self._killing:
             self._ended_from_above = True
             self._kill()
@@ -298,7 +298,7 @@ class Generation:
         """Ask the ranks to leave with SIGTERM, and kill the rest when the grace period is over."""
         self._grace.begin(grace_s)
         if self._finished or not self._announced:
-            self._checkpoint_folder.hurry()
+            self.checkpoint_folder.hurry()
         if self.stop_delivered:
             return
         self.stop_delivered = True
@@ -334,9 +334,9 @@ class Generation:
             self._finished = True
             if self.failure is None and all(_is_clean(one) for one in self.ranks):
                 upload_s = min(_UPLOAD_S, _SHARE_OF_GRACE * self._grace.left_s)
-                self._checkpoint_folder.finish(self._finish, upload_s)
+                self.checkpoint_folder.finish(self._finish, upload_s)
             else:
-                self._checkpoint_folder.abandon(self._finish)
+                self.checkpoint_folder.abandon(self._finish)
 
     def close(self) -> None:
         """Close its report files: everything in them was read."""
@@ -351,13 +351,13 @@ class Generation:
             rank.close()
         self._context.processes.forget_output()
         self.records.read()
-        self.failure = self.failure or _unsaved_as_failure(self._context, self._checkpoint_folder)
+        self.failure = self.failure or _unsaved_as_failure(self._context, self.checkpoint_folder)
         self._context.ended(self)
 
     @property
     def unsaved(self) -> str:
         """Why the last checkpoint of a run that came to its end is missing; empty: it is not."""
-        return (self.records.unsaved or self._checkpoint_folder.unsaved) if self.leads else ""
+        return (self.records.unsaved or self.checkpoint_folder.unsaved) if self.leads else ""
 
     @property
     def fault(self) -> FailureReport | None:
@@ -391,6 +391,7 @@ def open_checkpoint_folder(
         origin=FolderOrigin(
             job=gang.job.label,
             job_uid=gang.job.uid or None,
+            provenance=gang.provenance,
             attempt=gang.attempt,
             generation=orders.generation,
             world_size=gang.world.size,

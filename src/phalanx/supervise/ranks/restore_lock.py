@@ -30,12 +30,16 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What was restored: the checkpoint's path and step, the files, and bad checkpoints with reasons."""
+    """What was restored: the checkpoint's path and step, the files, and bad checkpoints with reasons.
+
+    `foreign`: the checkpoint is one of another job, from which this one begins.
+    """
 
     path: str | None
     step: int
     stats: dict[str, Stat]
     bad: Sequence[tuple[str, str]]
+    foreign: bool = False
 
 
 class RestoreTurn:

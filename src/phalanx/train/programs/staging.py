@@ -3,7 +3,7 @@
 The supervisor runs it before the first ranks start. REQUEST is a file of JSON: `{"root", "links",
 "inputs": {name: path or URL}}`. Each input is copied once per node into `<root>/<fingerprint>`, and
 `<links>/<name>` leads there. The fingerprint is that of the input's index, or of its names, sizes and
-times.
+times. `REQUEST.staged` then holds what was found, as the supervisor reports it.
 
 A copy is under `<fingerprint>.tmp` until it is complete and compared; what an interrupted copy has fetched
 is kept. `<fingerprint>.lock` is held by the process that copies, and shared by supervisors that use the
@@ -21,11 +21,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from phalanx.checkpoint.digest import Digest, canonical, digest_of
+from phalanx.core.contract.provenance import InputFingerprint
+from phalanx.core.contract.secrecy import redacted
 from phalanx.errors import DataCorrupt, DataUnavailable, NotFound, PlatformError, UserError
 from phalanx.kit.units import format_size
 from phalanx.train.data.readers.cache import NodeCache
@@ -33,6 +35,8 @@ from phalanx.train.data.readers.index import Index
 from phalanx.train.data.readers.locating import DataLocation, load_index, locate
 from phalanx.train.data.readers.sources import LocalSource, ObjectSource
 
+STAGED = ".staged"
+"""The suffix, at the name of the request, of the file with what was found."""
 _THREADS = 8
 _CHUNK = 1 << 22
 # Space that a copy leaves free on the disk.
@@ -66,8 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         links.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = []
         for name, where in request["inputs"].items():
-            stage(name, where, root, links)
+            found.append(stage(name, where, root, links))
+        Path(words[0] + STAGED).write_text(json.dumps([asdict(one) for one in found]))
     except PlatformError as error:
         _say(f"data {name}: {error}")
         return error.exit_code
@@ -77,8 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def stage(name: str, where: str, root: Path, links: Path) -> Path:
-    """Copy one input unless this node has it, and link it. Raises PlatformError, OSError."""
+def stage(name: str, where: str, root: Path, links: Path) -> InputFingerprint:
+    """Copy one input unless this node has it, and link it; returns what was found.
+
+    Raises PlatformError, OSError.
+    """
     with tempfile.TemporaryDirectory(prefix="phalanx-stage-", dir=root) as scratch:
         # Only the index of an input in object storage goes through this cache.
         one = describe(where, NodeCache(scratch, "1GB"))
@@ -91,7 +100,7 @@ def stage(name: str, where: str, root: Path, links: Path) -> Path:
     size, count = format_size(one.total_bytes), len(one.files)
     was = "was there" if there else "staged"
     _say(f"data {name}: {was}: {count} files, {size}, {one.fingerprint}")
-    return target
+    return InputFingerprint(name, redacted(where), len(one.files), one.total_bytes, one.fingerprint)
 
 
 def describe(where: str, cache: NodeCache) -> StagedInput:

@@ -403,6 +403,7 @@ class Committer:
             files=writer.files,
             job=info.job,
             job_uid=info.job_uid,
+            provenance=info.provenance,
             mesh=dict(saved.mesh),
             strategy=saved.strategy,
             code={"script": Path(sys.argv[0]).name},

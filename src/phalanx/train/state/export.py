@@ -92,7 +92,15 @@ def write_safetensors(
 ) -> None:
     """Write one safetensors file atomically. Raises OSError, UserError."""
     header: dict[str, Any] = {
-        "__metadata__": {"format": "pt", "checkpoint": manifest.name, "step": str(manifest.step)}
+        "__metadata__": {
+            "format": "pt",
+            "checkpoint": manifest.name,
+            "step": str(manifest.step),
+            "job": manifest.job or "",
+            "job_uid": manifest.job_uid or "",
+            "attempt": str(manifest.attempt),
+            "provenance": manifest.provenance,
+        }
     }
     at = 0
     for name, one in weights.items():

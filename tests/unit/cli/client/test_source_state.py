@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli.client.source_state import MAX_CHANGED, source_of
+from phalanx.cli.client.source_state import MAX_CHANGED, MAX_DIFF_CHARS, source_of
 from phalanx.schemas.api import provenance
 
 pytestmark = pytest.mark.unit
@@ -25,16 +25,23 @@ def test_the_commit_and_every_difference_of_tracked_files_are_known(tmp_path: Pa
         (tmp_path / f"f{number:02}.py").write_text("a = 1\n")
     git(tmp_path, "add", "-A")
     git(tmp_path, "commit", "-q", "-m", "first")
-    clean = source_of(tmp_path)
-    assert clean is not None and clean.commit == git(tmp_path, "rev-parse", "HEAD")
+    clean = source_of(tmp_path).state
+    assert clean.commit == git(tmp_path, "rev-parse", "HEAD")
     assert (clean.branch, clean.num_changed, clean.diff_digest) == ("topic", 0, "")
     (tmp_path / "untracked").write_text("x")
     (tmp_path / "f07.py").write_text("a = 2\n")
-    dirty = source_of(tmp_path)
-    assert dirty is not None and dirty.changed == ("f07.py",) and len(dirty.diff_digest) == 64
+    found = source_of(tmp_path)
+    dirty = found.state
+    assert "+a = 2" in found.diff and not dirty.diff_cut
+    assert dirty.changed == ("f07.py",) and len(dirty.diff_digest) == 64
     for number in range(60):
         (tmp_path / f"f{number:02}.py").write_text("a = 3\n")
-    many = source_of(tmp_path)
-    assert many is not None and (len(many.changed), many.num_changed) == (MAX_CHANGED, 60)
+    many = source_of(tmp_path).state
+    assert (len(many.changed), many.num_changed) == (MAX_CHANGED, 60)
     assert many.diff_digest != dirty.diff_digest
-    assert MAX_CHANGED == provenance.MAX_CHANGED and provenance.SourceRequest.of(many) is not None
+    limits = (provenance.MAX_CHANGED, provenance.MAX_DIFF_CHARS)
+    assert limits == (MAX_CHANGED, MAX_DIFF_CHARS)
+    (tmp_path / "f07.py").write_text("a = 1\n" * MAX_DIFF_CHARS)
+    long = source_of(tmp_path)
+    assert long.state.diff_cut and len(long.diff) <= MAX_DIFF_CHARS
+    assert provenance.SourceRequest.of(many) is not None

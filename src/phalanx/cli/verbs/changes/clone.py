@@ -32,6 +32,13 @@ def clone(
             help="Begin from this checkpoint of the job; absent: begin anew.",
         ),
     ] = None,
+    require_same: Annotated[
+        bool,
+        typer.Option(
+            "--require-same",
+            help="Fail before the ranks start where installed packages or data differ from the job's.",
+        ),
+    ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the new job, as `run` does.")
     ] = False,
@@ -53,6 +60,7 @@ def clone(
             checkpoint=checkpoint,
             secrets={name: known[name] for name in names if name in known},
             owner=session.invocation.owner(),
+            require_same=require_same,
         )
         made = client.clone(num, request)
         for said in made.notes:

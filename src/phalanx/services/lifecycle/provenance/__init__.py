@@ -1,0 +1,1 @@
+"""What a job is made of: reports about software and inputs, checkpoints to begin from, the digest."""
