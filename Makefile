@@ -21,7 +21,7 @@ ON_POSTGRES := tests/unit/store tests/unit/services tests/unit/server tests/inte
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search bench-control chaos-control check format lock wheel sbom audit docs clean
+.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search bench-control bench-kubernetes chaos-control check format lock wheel sbom audit docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -92,6 +92,9 @@ bench-train: $(STAMP) ## median training step, against raw DDP (ARGS=--quick)
 
 bench-scheduler: $(STAMP) ## the planner against its goals; ARGS='--traces FOLDER' or ARGS=--quick
 	@$(BIN)/python bench/scheduler/run.py $(ARGS)
+
+bench-kubernetes: $(STAMP) ## the Kubernetes executor against its goals; ARGS='--only gang,list,outage'
+	@$(BIN)/python bench/kubernetes.py $(ARGS)
 
 bench-control: $(STAMP) ## the control plane against its goals; ARGS='--only lists,memory,phases,throughput' or --quick
 	@$(BIN)/python -m bench.control $(ARGS)

@@ -164,9 +164,16 @@ class ExecutorUnavailable(ExecutorError):
 
 
 class LaunchError(ExecutorError):
-    """A process could not be started."""
+    """A process could not be started. `cause` is the name of the cause that it is for the job."""
 
     code = "launch_failed"
+
+    def __init__(self, message: str, hint: str | None = None, cause: str = "start_failed") -> None:
+        super().__init__(message, hint)
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.message, self.hint, self.cause))
 
 
 class StoreError(PlatformError):

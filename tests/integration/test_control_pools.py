@@ -13,10 +13,12 @@ import pytest
 from integration.rig import URL, Rig
 from integration.test_control_job_life import launch
 from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
-from phalanx.errors import ExecutorUnavailable, LaunchError, NotSupported
+from phalanx.core.reasons import Cause
+from phalanx.errors import ExecutorUnavailable, LaunchError, NotSupported, SpecInvalid
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.schemas.api.jobs import SubmitRequest
+from phalanx.services.lifecycle.polling import poll_step
 from phalanx.services.planning.draining import draining_step
 from phalanx.services.planning.scaling import scaling_step
 from phalanx.testing.executors import FakeExecutor
@@ -208,3 +210,88 @@ def test_a_cluster_is_refused_where_none_can_be_connected(rig: Rig) -> None:
     with pytest.raises(NotSupported, match="connects to none") as caught:
         rig.client.apply_pools(file)
     assert caught.value.http_status == 422
+
+
+@pytest.mark.parametrize(
+    ("keys", "path"),
+    [
+        ({"image": "team/train:1"}, "image"),
+        ({"mounts": ["pvc:data:/data"]}, "mounts"),
+        ({"kubernetes": {"service_account": "a"}}, "kubernetes"),
+        ({"resources": {"shm": "1GB"}}, "resources.shm"),
+    ],
+)
+def test_a_platform_without_containers_refuses_what_needs_them(rig: Rig, keys, path: str) -> None:
+    with pytest.raises(SpecInvalid) as caught:
+        rig.submit(**keys)
+    (found,) = caught.value.problems
+    assert found.path == path
+    assert found.message.startswith("this platform runs no containers, only pools with")
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"),
+    [
+        (Cause.CLUSTER_QUOTA, "waiting_for_quota"),
+        (Cause.UNSCHEDULABLE, "waiting_for_slots"),
+    ],
+)
+def test_a_cluster_without_room_lets_a_job_wait_without_a_limit(
+    rig: Rig, cause: Cause, code: str
+) -> None:
+    num = rig.submit()
+    for number in range(8):  # more often than any budget of failed starts allows
+        rig.turn(400.0)
+        ref = SupervisorRef(num, number + 1, 0)
+        assert rig.job(num).state == "starting"
+        rig.executor.causes[ref] = ("the cluster is full", cause)
+        rig.executor.bury(ref)
+        poll_step(rig.platform, rig.clock.now())
+        view = rig.job(num)
+        assert (view.state, view.reason.code) == ("queued", code)
+        assert rig.client.why(num).reason.message == "the cluster is full"
+    assert {one.cause for one in view.lineage.restarts} == {cause.value}
+    rig.check_log(num)
+
+
+def test_a_failed_start_of_a_cluster_is_charged_as_one(rig: Rig) -> None:
+    num = rig.submit()
+    for number in range(4):
+        rig.turn(400.0)
+        ref = SupervisorRef(num, number + 1, 0)
+        rig.executor.causes[ref] = ("the image cannot be pulled", Cause.START_FAILED)
+        rig.executor.bury(ref)
+        poll_step(rig.platform, rig.clock.now())
+    view = rig.job(num)
+    assert view.state == "failed"
+    assert "the image cannot be pulled" in view.reason.message
+    rig.check_log(num)
+
+
+def test_a_drained_pod_of_a_running_job_is_a_drain_and_a_failed_start_is_none_any_more(
+    rig: Rig,
+) -> None:
+    for cause, told in ((Cause.NODE_DRAINED, "node_drained"), (Cause.START_FAILED, "node_lost")):
+        num = rig.submit()
+        supervisor = launch(rig, num)
+        ref = SupervisorRef(num, 1, 0)
+        rig.executor.causes[ref] = ("evicted", cause)
+        rig.executor.bury(ref)
+        poll_step(rig.platform, rig.clock.now())
+        view = rig.job(num)
+        assert [one.cause for one in view.lineage.restarts] == [told]
+        assert supervisor is not None
+        rig.client.stop(num)
+
+
+def test_a_pool_that_is_dropped_ends_its_connections(rig: Rig) -> None:
+    class Closing(FakeExecutor):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    one, other = Closing(), Closing()
+    routed = RoutedExecutor({"a": one, "b": other})
+    routed.drop("a")
+    assert (one.closed, other.closed) == (True, False)

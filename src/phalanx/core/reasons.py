@@ -22,6 +22,15 @@ class Cause(StrEnum):
     PARAMS_REJECTED = "params_rejected"
     SECRET_UNAVAILABLE = "secret_unavailable"
     SECRET_MANAGER_UNAVAILABLE = "secret_manager_unavailable"
+    CLUSTER_QUOTA = "cluster_quota"
+    UNSCHEDULABLE = "unschedulable"
+    NODE_DRAINED = "node_drained"
+
+
+OUTSIDE_CAUSES = frozenset(
+    {Cause.SECRET_MANAGER_UNAVAILABLE, Cause.CLUSTER_QUOTA, Cause.UNSCHEDULABLE}
+)
+"""Causes that lie outside of the job and prevent its start: the job waits for as long as they last."""
 
 
 class ReasonCode(StrEnum):
@@ -85,6 +94,15 @@ class Reason:
         return f"{self.code}: {self.message}" if self.message else str(self.code)
 
 
+def code_of(cause: Cause) -> ReasonCode:
+    """The reason code of a cause: that of its name, or of what the job waits for."""
+    waits = {
+        Cause.CLUSTER_QUOTA: ReasonCode.WAITING_FOR_QUOTA,
+        Cause.UNSCHEDULABLE: ReasonCode.WAITING_FOR_SLOTS,
+    }
+    return waits[cause] if cause in waits else ReasonCode(cause.value)
+
+
 def reason_of(cause: Cause, message: str) -> Reason:
-    """The reason with the same name as a cause."""
-    return Reason(ReasonCode(cause.value), message)
+    """The reason of a cause."""
+    return Reason(code_of(cause), message)

@@ -24,9 +24,10 @@ from phalanx.launch.files import private_folder, read_own_file
 from phalanx.launch.identity import is_held
 from phalanx.launch.tls import trust
 
-# What tells a process its accelerators; Ray sets them for the actor that was given some.
+# What tells a process its accelerators: Ray sets them for the actor that was given some, and the pods of
+# a TPU slice have the names of its hosts.
 _DEVICES = re.compile(
-    r"(CUDA|HIP|ROCR|ASCEND_RT)_VISIBLE_DEVICES|TPU_VISIBLE_CHIPS|ONEAPI_DEVICE_SELECTOR|"
+    r"(CUDA|HIP|ROCR|ASCEND_RT)_VISIBLE_DEVICES|TPU_[A-Z_]+|ONEAPI_DEVICE_SELECTOR|"
     r"HABANA_VISIBLE_MODULES"
 )
 

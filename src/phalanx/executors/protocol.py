@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from phalanx.core.contract.pods import PodContract
 from phalanx.core.gang.devices import DeviceState
 from phalanx.core.gang.placement import GangShape, Node, Placement
+from phalanx.core.reasons import Cause
+from phalanx.errors import Problem
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import ExitRecord
 
@@ -52,7 +55,8 @@ class SupervisorStatus:
 
     `alive` False is a promise: the supervisor and everything it started are gone, so that its slots may
     be given to others. `exit` is the exit record it left, if any. `output` are the sizes of what its ranks
-    wrote, where that is on another machine and could be looked at.
+    wrote, where that is on another machine and could be looked at. `cause` is why it ended, or could not
+    start, where the executor knows it.
     """
 
     ref: SupervisorRef
@@ -60,6 +64,7 @@ class SupervisorStatus:
     exit: ExitRecord | None = None
     message: str = ""
     output: tuple[OutputSize, ...] = ()
+    cause: Cause | None = None
 
 
 class Executor(Protocol):
@@ -91,6 +96,27 @@ class GangReserver(Protocol):
 
         Raises LaunchError when it cannot be had, and ExecutorUnavailable when that is not known.
         """
+
+
+@runtime_checkable
+class PodChecker(Protocol):
+    """An executor that runs jobs in containers, and can say what it does not allow in them."""
+
+    def refusals(
+        self, pool: str, project: str, pod: PodContract, num_nodes: int
+    ) -> Sequence[Problem]:
+        """Why pods of a job of a project on at most so many nodes could never start in a pool.
+
+        Empty where nothing speaks against them, or the cluster does not answer.
+        """
+
+
+@runtime_checkable
+class ClosableExecutor(Protocol):
+    """An executor with connections and threads of its own."""
+
+    def close(self) -> None:
+        """End them. What runs continues."""
 
 
 @runtime_checkable

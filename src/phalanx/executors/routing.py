@@ -6,13 +6,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from phalanx.core.contract.pods import PodContract
 from phalanx.core.gang.devices import DeviceState
 from phalanx.core.gang.placement import GangShape, Node, Placement
-from phalanx.errors import ExecutorUnavailable, LaunchError
+from phalanx.errors import ExecutorUnavailable, LaunchError, Problem
 from phalanx.executors.protocol import (
+    ClosableExecutor,
     DeviceReporter,
     Executor,
     GangReserver,
+    PodChecker,
     ScalableExecutor,
     SupervisorRef,
     SupervisorStatus,
@@ -43,9 +46,12 @@ class RoutedExecutor:
         self._pools = {**self._pools, name: executor}
 
     def drop(self, name: str) -> None:
-        """Remove a pool."""
+        """Remove a pool, and end the connections to its cluster. What runs there continues."""
+        gone: object = self._pools.get(name)
         self._pools = {key: one for key, one in self._pools.items() if key != name}
         self._last.pop(name, None)
+        if isinstance(gone, ClosableExecutor):
+            gone.close()
 
     def inventory(self) -> Sequence[Node]:
         """Nodes of all pools; those of an unavailable pool are closed, as last known."""
@@ -68,6 +74,16 @@ class RoutedExecutor:
             if isinstance(executor, DeviceReporter)
             for state in executor.devices()
         ]
+
+    def refusals(
+        self, pool: str, project: str, pod: PodContract, num_nodes: int
+    ) -> Sequence[Problem]:
+        """See `PodChecker`. A pool without containers refuses all pods."""
+        executor: object = self._pools.get(pool, self._shared)
+        if isinstance(executor, PodChecker):
+            return executor.refusals(pool, project, pod, num_nodes)
+        said = f"pool {pool} runs no containers; remove it, or name a pool of Kubernetes"
+        return [Problem("image" if pod.image else "kubernetes", said)]
 
     def reserve(self, placement: Placement, gang: Sequence[Assignment]) -> None:
         """See `GangReserver`; nothing where the pool's executor needs no reservation."""

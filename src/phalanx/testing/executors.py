@@ -13,6 +13,7 @@ from phalanx.core.contract.gang import GangContract, WorldShape
 from phalanx.core.contract.job import JobIdentity, RankCommand, RoleContract
 from phalanx.core.gang.placement import Node
 from phalanx.core.gang.roles import WORKER
+from phalanx.core.reasons import Cause
 from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.protocol import Executor, OutputSize, SupervisorRef, SupervisorStatus
 from phalanx.schemas.wire.assignments import Assignment
@@ -67,6 +68,8 @@ class FakeExecutor:
     stopped: list[SupervisorRef] = field(default_factory=list)  # in order of `stop` calls
     refuse: list[LaunchError | ExecutorUnavailable] = field(default_factory=list)  # errors to raise
     slow_deaths: bool = False  # `stop` does not end it
+    #: message and cause of supervisors that ended, where the cluster tells them
+    causes: dict[SupervisorRef, tuple[str, Cause]] = field(default_factory=dict)
     num_starts: int = 0  # first starts only
     _lock: threading.Lock = field(default_factory=threading.Lock)  # guards every field
 
@@ -101,6 +104,8 @@ class FakeExecutor:
                     alive=ref in self.alive,
                     exit=self.exits.get(ref),
                     output=self.outputs.get(ref, ()),
+                    message=self.causes[ref][0] if ref in self.causes else "",
+                    cause=self.causes[ref][1] if ref in self.causes else None,
                 )
                 for ref in refs
             ]

@@ -98,3 +98,32 @@ def test_a_lost_node_is_replaced_after_its_restart_and_a_stop_leaves_nothing(
     platform.run("stop", job, "--grace", "1s")
     wait_until(lambda: platform.show(job).is_terminal, "its end")
     wait_until(lambda: cluster.left() == [], "an empty cluster")
+
+
+def test_a_job_with_an_image_volumes_and_containers_beside_its_ranks(platform, cluster, tmp_path):
+    store, kind = cluster.api.store, "persistentvolumeclaims"
+    for name, mode in (("corpus", "ReadWriteMany"), ("own", "ReadWriteOnce")):
+        body = {"metadata": {"name": name}, "spec": {"accessModes": [mode]}, "status": {}}
+        store.create(kind, "phalanx-default", body)
+    out = tmp_path / "probe"
+    spec = on_kubernetes(out, "--epochs=1", "--samples=24", "--step-s=0.01")
+    spec["resources"] |= {"shm": "64MB"}
+    spec |= {"image": "team/train:7", "mounts": ["pvc:corpus:/corpus"]}
+    touch = {"name": "unpack", "image": "tools:1", "command": ["touch", "/corpus/mark"]}
+    side = {"name": "metrics", "image": "exporter:1", "command": ["sleep", "600"], "cpus": 0.5}
+    spec["kubernetes"] = {"init": [touch], "sidecars": [side], "labels": {"team": "vision"}}
+    bodies, create = [], store.create
+
+    def created(plural, namespace, body):
+        bodies.append((plural, body))
+        return create(plural, namespace, body)
+
+    store.create = created
+    succeeded(platform, platform.submit(spec))
+    assert len(list(cluster.root.glob("pods/*/volumes/*/mark"))) == 3
+    pods = [body for plural, body in bodies if plural == "pods"]
+    assert {one["spec"]["containers"][0]["image"] for one in pods} == {"team/train:7"}
+    assert {one["metadata"]["labels"]["team"] for one in pods} == {"vision"}
+    spec["mounts"] = ["pvc:own:/own"]
+    with pytest.raises(AssertionError, match="pods on 3 nodes need ReadWriteMany"):
+        platform.submit(spec)

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.kubernetes.test_kubernetes_contract import KubernetesRig
+from e2e.kubernetes.test_kubernetes_contract import KubernetesRig, start_slice
+from phalanx.core.contract.pods import PodContract, VolumeMount
 from phalanx.executors.kubernetes import executor as executor_module
 from phalanx.executors.kubernetes.client import KubernetesClient
 from phalanx.executors.kubernetes.credentials import from_kubeconfig
 from phalanx.executors.kubernetes.executor import KubernetesExecutor
+from phalanx.executors.kubernetes.notes import PodNotes
 from phalanx.schemas.home import HomeLayout
 from phalanx.testing.executors import ref_of
 from support.waiting import wait_until
@@ -57,6 +59,7 @@ def test_the_rights_are_those_that_are_used(used, cluster, tmp_path):
     assignment = rig.assignment(1)
     node = rig.executor.inventory()[0]
     rig.executor.start(node, assignment)
+    wait_until(lambda: rig.executor._notes.read(ref_of(assignment)).uid)
     # A launch whose note was lost in a crash reads what is there already.
     lost = HomeLayout(tmp_path / "lost")
     lost.root.mkdir(mode=0o700)
@@ -64,12 +67,18 @@ def test_the_rights_are_those_that_are_used(used, cluster, tmp_path):
     other = KubernetesExecutor(lost, rig.pool, access, owner="a1b2")
     assert other.wait_ready(20)
     other.start(node, assignment)
+    wait_until(lambda: PodNotes(lost).read(ref_of(assignment)).uid)
     other.close()
     only = rig.pool.model_copy(update={"namespace": "phalanx-tests", "dedicated": True})
     single = KubernetesExecutor(rig.home, only, access, owner="c3d4")
     assert single.wait_ready(20)
     wait_until(lambda: ("pods", "watch") in used["Role"], "a watch of one namespace")
     single.close()
+    claim = PodContract(mounts=(VolumeMount("pvc", "data", "/data"),))
+    assert "no claim" in str(rig.executor.refusals("kube", "tests", claim, 1)[0])
+    slice_refs = start_slice(rig)
+    for ref in slice_refs:
+        rig.executor.stop(ref)
     rig.executor.stop(ref_of(assignment))
     rig.close()
     assert used == {role: granted(role) for role in used}

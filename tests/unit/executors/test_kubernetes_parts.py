@@ -1,13 +1,24 @@
 """Parts of the Kubernetes executor that need no cluster."""
 
 import json
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 import yaml
 
+from phalanx.core.contract.pods import (
+    CONTAINERS_LABEL,
+    PodContract,
+    SideContainer,
+    TaintToleration,
+    VolumeMount,
+)
+from phalanx.core.reasons import Cause
 from phalanx.errors import ServerError, SpecInvalid
 from phalanx.executors.kubernetes import deaths
+from phalanx.executors.kubernetes.admission import claim_problem, node_problems, pool_problems
 from phalanx.executors.kubernetes.client import TokenBucket
 from phalanx.executors.kubernetes.credentials import from_kubeconfig, in_cluster
 from phalanx.executors.kubernetes.inventory import OWNER_LABEL, nodes_of
@@ -116,6 +127,37 @@ def test_cordoned_leaving_and_shared_nodes_are_closed():
     assert not nodes_of(pool(time_slicing=True), nodes[2:], [], "me")[0].closed
 
 
+def test_a_cordoned_node_is_left_before_its_drain_unless_the_pool_says_otherwise():
+    cordoned = node(unschedulable=True)
+    assert nodes_of(pool(), [cordoned], [], "me")[0].leaves_at is not None
+    assert nodes_of(pool(cordon="stay"), [cordoned], [], "me")[0].leaves_at is None
+    assert nodes_of(pool(), [node()], [], "me")[0].leaves_at is None
+
+
+def test_instances_of_a_partitioned_gpu_have_their_profile_and_memory():
+    capacity = {"cpu": "8", "memory": "16Gi", "nvidia.com/mig-1g.5gb": "7"}
+    labels = {"nvidia.com/gpu.product": "A100", "nvidia.com/mig-1g.5gb.memory": "4864"}
+    told = pool(slot="nvidia.com/mig-1g.5gb")
+    (found,) = nodes_of(told, [node(capacity=capacity, labels=labels)], [], "me")
+    assert (found.num_slots, found.slot_type) == (7, "A100-MIG-1g.5gb")
+    assert found.device_memory_bytes == 4864 << 20
+
+
+def test_what_others_request_counts_as_the_scheduler_counts_it():
+    one = pod()
+    one["spec"] |= {
+        "overhead": {"cpu": "500m"},
+        "initContainers": [
+            {"restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}},
+            {"resources": {"requests": {"cpu": "3", "nvidia.com/gpu": "2"}}},
+        ],
+    }
+    # Beside the sidecar the init container needs 4, the ranks' container 2.5; the overhead comes on top.
+    assert requested(one)["cpu"] == Decimal("4.5")
+    assert requested(one)["nvidia.com/gpu"] == 2
+    assert nodes_of(pool(), [node()], [one], "me")[0].num_slots == 2
+
+
 def test_taints_keep_jobs_away_unless_the_pool_tolerates_them():
     tainted = node(taints=[{"key": "gpu", "value": "yes", "effect": "NoSchedule"}])
     assert nodes_of(pool(), [tainted], [], "me")[0].taints == ("gpu",)
@@ -135,6 +177,32 @@ def test_taints_keep_jobs_away_unless_the_pool_tolerates_them():
 )
 def test_only_a_kubelet_proves_an_end(what, dead):
     assert deaths.verdict(pod(**what), node(), "b1", pool(), 0.0).dead is dead
+
+
+def test_a_sidecar_that_runs_is_no_end_and_a_failed_init_container_is_one():
+    ended = {"terminated": {"exitCode": 0}}
+    one = pod(state=ended)
+    one["status"]["initContainerStatuses"] = [{"name": "m", "state": {"running": {}}}]
+    assert not deaths.verdict(one, node(), "b1", pool(), 0.0).dead
+    one["status"]["initContainerStatuses"] = [{"name": "m", "state": ended}]
+    assert deaths.verdict(one, node(), "b1", pool(), 0.0).dead
+    waiting = pod(state={"waiting": {"reason": "PodInitializing"}}, phase="Failed")
+    assert not deaths.verdict(waiting, node(), "b1", pool(), 0.0).dead
+    failed = {"name": "unpack", "state": {"terminated": {"exitCode": 3}}}
+    waiting["status"]["initContainerStatuses"] = [failed]
+    found = deaths.verdict(waiting, node(), "b1", pool(), 0.0)
+    assert found.dead and found.fault is deaths.PodFault.CONTAINER
+    assert found.message.startswith(
+        "container unpack, which runs before the ranks, ended with code 3"
+    )
+
+
+def test_the_image_of_a_container_before_the_ranks_may_be_missing_too():
+    one = pod(state={"waiting": {"reason": "PodInitializing"}}, phase="Pending")
+    wait = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
+    one["status"]["initContainerStatuses"] = [{"name": "m", "state": wait}]
+    assert deaths.trouble(one)[0] is deaths.PodFault.IMAGE
+    assert deaths.is_final(one, 0.0, pool())
 
 
 def test_what_a_node_proves():
@@ -174,6 +242,133 @@ def test_a_pod_is_pinned_and_has_what_the_pool_says():
     assert made["metadata"]["name"] == "phx-o1-j1-a2-n0"
     assert names.namespace == "phalanx-tests"
     assert "secret-token" not in json.dumps(made)
+
+
+WISH = PodContract(
+    image="team/train:7",
+    mounts=(VolumeMount("pvc", "data", "/d", True), VolumeMount("emptydir", "1000", "/tmp/x")),
+    service_account="trainer",
+    node_selector={"example.com/rack": "a"},
+    tolerations=(TaintToleration("gpu"), TaintToleration("x.y/z", "v", "NoSchedule")),
+    labels={"team": "vision", OWNER_LABEL: "me"},
+    annotations={"example.com/note": "x"},
+    resources={"rdma/ib": 1},
+    sidecars=(
+        SideContainer(name="m", image="e:1", millicpus=500, memory_bytes=77, env={"A": "b"}),
+    ),
+    init=(SideContainer(name="i", image="t:1", command=("tar", "x")),),
+    image_pull_secrets=("registry",),
+    host_network=True,
+    runtime_class="gvisor",
+)
+
+
+def made(told, wish, slot="nvidia.com/gpu", slots=2, **changes):
+    names = AttemptNames.of(told, "o1", "tests", 1, 2)
+    one = assignment().model_copy(update={"pod": wish, **changes})
+    return pod_object(told, names, {OWNER_LABEL: "o1"}, "u", "d", one, PodPlace("n7", slot, slots))
+
+
+def test_what_a_job_asks_for_is_in_its_pods():
+    told = pool(mounts=["pvc:shared:/ckpt"], image_pull_secrets=["other"], ipc_lock=True)
+    role = gang_contract(1, num_nodes=2, grace_s=20.0).role
+    gang = replace(assignment().gang, role=replace(role, shm_per_node_bytes=500))
+    body = made(told, WISH, gang=gang)
+    spec = body["spec"]
+    ranks = spec["containers"][0]
+    assert ranks["image"] == "team/train:7"
+    assert body["metadata"]["labels"]["team"] == "vision"
+    assert body["metadata"]["labels"][OWNER_LABEL] == "o1"  # never the job's
+    assert body["metadata"]["annotations"]["example.com/note"] == "x"
+    assert spec["serviceAccountName"] == "trainer"
+    assert spec["nodeSelector"] == {"example.com/rack": "a"}
+    assert spec["imagePullSecrets"] == [{"name": "registry"}, {"name": "other"}]
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert spec["runtimeClassName"] == "gvisor"
+    assert {"operator": "Exists", "key": "gpu"} in spec["tolerations"]
+    named = {"operator": "Equal", "key": "x.y/z", "value": "v", "effect": "NoSchedule"}
+    assert named in spec["tolerations"]
+    limits = ranks["resources"]["limits"]
+    assert limits == {"rdma/ib": "1", "nvidia.com/gpu": "2", "memory": "1500"}
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "500"}}
+    assert shm in spec["volumes"]
+    places = [one["mountPath"] for one in ranks["volumeMounts"]]
+    assert places == ["/var/run/phalanx", "/dev/shm", "/ckpt", "/d", "/tmp/x"]
+    assert ranks["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    side, init = spec["initContainers"]
+    assert (side["restartPolicy"], side["resources"]["limits"]) == ("Always", {"memory": "77"})
+    assert init["command"] == ["tar", "x"]
+    assert "restartPolicy" not in init
+    # A container beside the ranks must not read the token of the supervisor.
+    assert all(one["name"] != "bootstrap" for one in side["volumeMounts"])
+
+
+def test_sidecars_take_their_cpus_from_what_the_job_does_not_ask_for():
+    wish = PodContract(sidecars=(SideContainer(name="m", image="e:1", millicpus=1500),))
+
+    def cpus(slot="nvidia.com/gpu", wanted=0):
+        role = replace(assignment().gang.role, cpus_per_node=wanted)
+        gang = replace(assignment().gang, role=role)
+        body = made(pool(), wish, slot, 2, gang=gang)
+        return body["spec"]["containers"][0]["resources"]["requests"]["cpu"]
+
+    assert (cpus(), cpus("cpu"), cpus(wanted=3)) == ("1500m", "500m", "3")
+
+
+def test_pods_of_a_pool_with_a_user_pass_the_restricted_profile():
+    spec = made(pool(run_as_user=1000), None)["spec"]
+    assert spec["securityContext"] == {
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "fsGroup": 1000,
+    }
+
+
+def test_a_pool_allows_host_paths_and_the_network_of_nodes_by_name_only():
+    def said(told, path="/mnt/data/x"):
+        wish = PodContract(mounts=(VolumeMount("hostpath", path, "/d"),), host_network=True)
+        return [one.path for one in pool_problems(told, wish)]
+
+    assert said(pool()) == ["kubernetes.host_network", "mounts[0].source"]
+    open_to = pool(host_network=True, host_paths=["/mnt/data"])
+    assert said(open_to) == []
+    assert said(open_to, "/mnt/data2") == ["mounts[0].source"]
+    assert said(open_to, "/mnt") == ["mounts[0].source"]
+
+
+def test_resources_that_no_node_has_are_refused():
+    rich = node("b", {"cpu": "8", "rdma/ib": "2"})
+    wish = PodContract(resources={"rdma/ib": 3})
+    assert "has 2" in str(node_problems(pool(), wish, [node(), rich])[0])
+    assert node_problems(pool(), PodContract(resources={"rdma/ib": 2}), [node(), rich]) == []
+
+
+@pytest.mark.parametrize(
+    ("modes", "num_nodes", "read_only", "said"),
+    [
+        (["ReadWriteOnce"], 1, False, None),
+        (["ReadWriteOncePod"], 1, False, None),
+        (["ReadWriteOnce"], 2, False, "pods on 2 nodes need ReadWriteMany"),
+        (["ReadWriteOnce"], 2, True, "need ReadOnlyMany or ReadWriteMany"),
+        (["ReadOnlyMany"], 2, True, None),
+        (["ReadOnlyMany"], 1, False, "write :ro"),
+        (["ReadWriteOnce", "ReadWriteMany"], 9, False, None),
+        (None, 1, False, "has no claim of this name"),
+    ],
+)
+def test_access_modes_of_claims(modes, num_nodes, read_only, said):
+    claim = None if modes is None else {"spec": {"accessModes": modes}}
+    mount = VolumeMount("pvc", "data", "/d", read_only)
+    found = claim_problem("mounts[0].source", mount, claim, "ns", num_nodes)
+    assert (found is None) if said is None else said in str(found)
+
+
+def test_nodes_have_labels_with_their_whole_names_and_say_that_they_run_containers():
+    labels = dict(nodes_of(pool(), [node(labels={"example.com/rack": "a"})], [], "me")[0].labels)
+    assert labels["rack"] == labels["example.com/rack"] == "a"
+    assert CONTAINERS_LABEL in labels.items()
 
 
 def test_each_pod_reads_its_own_assignment(tmp_path):
@@ -237,3 +432,87 @@ def test_the_example_pool_and_the_least_rights():
     rights = {(kind, verb) for r in role["rules"] for kind in r["resources"] for verb in r["verbs"]}
     assert ("secrets", "get") not in rights
     assert {("pods", "patch"), ("configmaps", "create"), ("secrets", "delete")} <= rights
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("EvictionByEvictionAPI", Cause.NODE_DRAINED),
+        ("DeletionByTaintManager", Cause.NODE_LOST),
+        ("PreemptionByScheduler", Cause.PREEMPTED),
+        ("TerminationByKubelet", Cause.NODE_LOST),
+    ],
+)
+def test_disruptions_are_no_crash_of_a_rank(reason, cause):
+    one = pod(state={"terminated": {"exitCode": 143}}, phase="Failed")
+    target = {"type": "DisruptionTarget", "reason": reason, "message": "because"}
+    one["status"]["conditions"] = [target]
+    found = deaths.verdict(one, node(), "b1", pool(), 0.0)
+    assert found.dead
+    assert deaths.CAUSES[found.fault] is cause
+    assert "because" in found.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "fault", "final"),
+    [
+        ("ErrImagePull", deaths.PodFault.IMAGE, False),
+        ("ImagePullBackOff", deaths.PodFault.IMAGE, False),
+        ("RegistryUnavailable", deaths.PodFault.IMAGE, False),
+        ("InvalidImageName", deaths.PodFault.IMAGE, True),
+        ("SignatureValidationFailed", deaths.PodFault.IMAGE, True),
+        ("CreateContainerConfigError", deaths.PodFault.CONTAINER, True),
+        ("CreateContainerError", deaths.PodFault.CONTAINER, True),
+    ],
+)
+def test_what_keeps_a_container_from_starting(reason, fault, final):
+    one = pod(state={"waiting": {"reason": reason, "message": "try later"}}, phase="Pending")
+    assert deaths.hopeless(one, 1.0, pool())[0] is (fault if final else None)
+    assert deaths.hopeless(one, 901.0, pool())[0] is fault
+    assert deaths.CAUSES[fault] is Cause.START_FAILED
+    denied = pod(state={"waiting": {"reason": "ErrImagePull", "message": "pull access denied"}})
+    assert deaths.hopeless(denied, 0.0, pool())[0] is deaths.PodFault.IMAGE
+
+
+def test_ends_that_a_kubelet_reports_have_their_cause():
+    def cause(reason, code=137):
+        one = pod(state={"terminated": {"exitCode": code, "reason": reason}}, phase="Failed")
+        return deaths.CAUSES[deaths.verdict(one, node(), "b1", pool(), 0.0).fault]
+
+    assert cause("OOMKilled") is Cause.OOM
+    assert cause("ContainerStatusUnknown") is Cause.NODE_LOST
+    assert cause("StartError", 128) is Cause.START_FAILED
+    evicted = pod(state={"terminated": {"exitCode": 1}}, phase="Failed")
+    said = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
+    evicted["status"] |= {"reason": "Evicted", "message": said}
+    found = deaths.verdict(evicted, node(), "b1", pool(), 0.0)
+    assert deaths.CAUSES[found.fault] is Cause.NODE_LOST
+    assert "ephemeral local storage usage" in found.message
+
+
+@pytest.mark.parametrize(
+    "reason", ["OutOfnvidia.com/gpu", "UnexpectedAdmissionError", "TopologyAffinityError"]
+)
+def test_a_pod_that_its_node_refuses_after_binding_is_a_failed_start(reason):
+    one = pod(phase="Failed")
+    one["status"] |= {"reason": reason, "message": "no devices"}
+    one["status"]["containerStatuses"] = []
+    found = deaths.verdict(one, node(), "b1", pool(), 0.0)
+    assert found.dead
+    assert deaths.CAUSES[found.fault] is Cause.START_FAILED
+    orphan = pod(phase="Failed")  # as the garbage collector of pods leaves it
+    orphan["status"] |= {"reason": "DeletionByPodGC", "containerStatuses": []}
+    assert not deaths.verdict(orphan, node(), "b1", pool(), 0.0).dead
+
+
+def test_a_pod_behind_a_gate_is_given_up_and_an_unbound_one_waits():
+    gated = pod(node="", phase="Pending")
+    gated["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    entry = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    gated["status"]["conditions"] = [entry]
+    fault, said = deaths.hopeless(gated, 0.0, pool())
+    assert fault is deaths.PodFault.GATED
+    assert "kueue.x-k8s.io/admission" in said
+    unbound = pod(node="", phase="Pending")
+    assert deaths.hopeless(unbound, 29.0, pool())[0] is None
+    assert deaths.hopeless(unbound, 31.0, pool())[0] is deaths.PodFault.UNSCHEDULABLE

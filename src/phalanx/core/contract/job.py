@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.core.contract.checkpointing import CheckpointPolicy
+from phalanx.core.contract.pods import PodContract
 from phalanx.core.contract.resume import ResumeSource
 from phalanx.core.contract.trial import TrialContract
 from phalanx.kit.text import job_label
@@ -109,6 +110,8 @@ class RoleContract:
     cpus_per_node: int = 0
     #: memory that each node has to have; 0: the spec does not say
     memory_per_node_bytes: int = 0
+    #: size of /dev/shm on each node; 0: the spec does not say
+    shm_per_node_bytes: int = 0
     #: the world size to which the script's batch size refers
     reference_world: int = 1
     #: variables of its ranks, over those of the job
@@ -179,6 +182,8 @@ class JobContract:
     warm: WarmStart = WarmStart()
     #: packages to install; None: none
     python: PythonRequirements | None = None
+    #: what it asks of its containers; None: nothing
+    pod: PodContract | None = None
     #: the trial of a study that the job is; None: it is none
     trial: TrialContract | None = None
     #: Git state of the work directory; None: unknown

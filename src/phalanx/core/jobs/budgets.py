@@ -45,6 +45,10 @@ DEFAULT_BUDGETS: Mapping[Cause, Budget] = {
     Cause.SECRET_UNAVAILABLE: Budget(count=3, first_wait_s=30.0),
     # Nothing is wrong with the job: it waits for as long as the manager is away.
     Cause.SECRET_MANAGER_UNAVAILABLE: Budget(first_wait_s=15.0),
+    # Nor here: other programs of the cluster hold what the job needs.
+    Cause.CLUSTER_QUOTA: Budget(first_wait_s=15.0),
+    Cause.UNSCHEDULABLE: Budget(first_wait_s=5.0),
+    Cause.NODE_DRAINED: Budget(first_wait_s=0.0),
 }
 
 

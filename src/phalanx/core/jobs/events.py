@@ -160,6 +160,7 @@ class NodeLost:
     node_rank: int
     message: str
     step: int | None = None
+    cause: Cause = Cause.NODE_LOST
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,7 @@ class KubernetesClient:
     def __init__(self, access: ClusterAccess) -> None:
         self._access = access
         self._bucket = TokenBucket()
+        self._streams: set[socket.socket] = set()
         timeout = httpx.Timeout(_TIMEOUT_S)
         limits = httpx.Limits(max_connections=40)
         self._http = httpx.Client(
@@ -125,17 +127,25 @@ class KubernetesClient:
             return _read(answer)
         raise AssertionError("unreachable")
 
-    def list(self, path: str, query: Mapping[str, str] | None = None) -> Listed:
-        """All objects of a collection, page by page; a list that expires midway begins again."""
+    def list(
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        trim: Callable[[Object], Object] = lambda one: one,
+    ) -> Listed:
+        """All objects of a collection, page by page; a list that expires midway begins again.
+
+        `trim` takes what is needed of each object, so that no whole collection is ever held.
+        """
         for _ in range(_TRIES):
             try:
-                return self._pages(path, dict(query or {}))
+                return self._pages(path, dict(query or {}), trim)
             except KubernetesRefused as refused:
                 if refused.status != 410:
                     raise
         raise ExecutorUnavailable("the Kubernetes API forgets lists faster than they are read")
 
-    def _pages(self, path: str, query: dict[str, str]) -> Listed:
+    def _pages(self, path: str, query: dict[str, str], trim: Callable[[Object], Object]) -> Listed:
         items: list[Object] = []
         following = ""
         while True:
@@ -143,7 +153,7 @@ class KubernetesClient:
             answer = self.call("GET", path, query=page)
             for one in answer.get("items") or []:
                 one.get("metadata", {}).pop("managedFields", None)
-                items.append(one)
+                items.append(trim(one))
             meta = answer.get("metadata") or {}
             following = meta.get("continue") or ""
             if not following:
@@ -171,7 +181,8 @@ class KubernetesClient:
                 if answer.status_code != 200:
                     answer.read()
                     _read(answer)
-                yield _events(answer)
+                with self._tracked(answer):
+                    yield _events(answer)
         except (httpx.HTTPError, OSError) as error:
             raise ExecutorUnavailable(f"the Kubernetes API does not answer: {error}") from error
         except KubernetesRefused as refused:
@@ -179,8 +190,23 @@ class KubernetesClient:
                 raise Expired from refused
             raise
 
+    @contextmanager
+    def _tracked(self, answer: httpx.Response) -> Iterator[None]:
+        """Remember the socket of an open stream: closing it does not wake a thread that reads it."""
+        stream = answer.extensions.get("network_stream")
+        found = None if stream is None else stream.get_extra_info("socket")
+        if found is not None:
+            self._streams.add(found)
+        try:
+            yield
+        finally:
+            self._streams.discard(found)
+
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and end the open streams."""
+        for one in list(self._streams):
+            with suppress(OSError, ValueError):
+                one.shutdown(socket.SHUT_RDWR)
         self._http.close()
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from phalanx.core.reasons import Cause
+from phalanx.errors import ExecutorUnavailable
 from phalanx.executors.kubernetes.inventory import condition
 from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
 
+# A gap between two looks counts as at most so much silence of a node.
+_POLL_S = 10.0
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _PULL_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
 _FINAL_TROUBLE = (
@@ -30,6 +34,7 @@ class PodFault(StrEnum):
     IMAGE = "image"
     CONTAINER = "container"
     UNSCHEDULABLE = "unschedulable"
+    GATED = "gated"
     OUT_OF_MEMORY = "out_of_memory"
     EVICTED = "evicted"
     DRAINED = "drained"
@@ -37,7 +42,27 @@ class PodFault(StrEnum):
     ADMISSION = "admission"
     NODE_LOST = "node_lost"
     DELETED = "deleted"
+    FORCED = "forced"
     ENDED = "ended"
+
+
+CAUSES: Mapping[PodFault, Cause] = {
+    PodFault.IMAGE: Cause.START_FAILED,
+    PodFault.CONTAINER: Cause.START_FAILED,
+    PodFault.ADMISSION: Cause.START_FAILED,
+    PodFault.GATED: Cause.START_FAILED,
+    # Counts where the supervisor never reported: the image lacks something.
+    PodFault.ENDED: Cause.START_FAILED,
+    PodFault.UNSCHEDULABLE: Cause.UNSCHEDULABLE,
+    PodFault.OUT_OF_MEMORY: Cause.OOM,
+    PodFault.EVICTED: Cause.NODE_LOST,
+    PodFault.DRAINED: Cause.NODE_DRAINED,
+    PodFault.PREEMPTED: Cause.PREEMPTED,
+    PodFault.NODE_LOST: Cause.NODE_LOST,
+    PodFault.DELETED: Cause.NODE_LOST,
+    PodFault.FORCED: Cause.NODE_LOST,
+}
+"""The cause that a fault of a pod is for its job; none of them counts as a crash of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +96,13 @@ def verdict(
         return PodVerdict(deleted or failed, fault, said)
     containers = status.get("containerStatuses") or []
     ended = [(one.get("state") or {}).get("terminated") for one in containers]
-    if ended and all(ended):
+    if ended and all(ended) and not _sidecar_runs(status):
         fault, said = why(pod)
         return PodVerdict(True, fault, said, str((ended[0] or {}).get("message") or ""))
+    failed = _failed_init(status)
+    if failed and status.get("phase") == "Failed" and not _sidecar_runs(status):
+        # The kubelet starts no container of a pod after one of its init containers has failed.
+        return PodVerdict(True, PodFault.CONTAINER, failed)
     never_began = not containers and status.get("phase") == "Failed" and _by_kubelet(status)
     if never_began:
         fault, said = why(pod)
@@ -82,6 +111,23 @@ def verdict(
     if proof:
         return PodVerdict(True, PodFault.NODE_LOST, proof)
     return PodVerdict(False, *trouble(pod))
+
+
+def _sidecar_runs(status: Mapping[str, Any]) -> bool:
+    """Whether a container beside the ranks still runs; it holds what it requested."""
+    return any(
+        "running" in (one.get("state") or {}) for one in status.get("initContainerStatuses") or ()
+    )
+
+
+def _failed_init(status: Mapping[str, Any]) -> str:
+    """Which container before the ranks failed, and how; empty: none."""
+    for one in status.get("initContainerStatuses") or ():
+        ended = (one.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            said = f"container {one.get('name')}, which runs before the ranks, ended with code"
+            return f"{said} {ended['exitCode']}{_more(ended.get('reason'))}"
+    return ""
 
 
 def _by_kubelet(status: Mapping[str, Any]) -> bool:
@@ -159,9 +205,8 @@ def trouble(pod: Mapping[str, Any]) -> tuple[PodFault | None, str]:
     if condition(pod, "PodScheduled").get("reason") == "SchedulingGated":
         gates = [one.get("name") for one in (pod.get("spec") or {}).get("schedulingGates") or ()]
         said = f"the gate {', '.join(map(str, gates))} holds the pod: another program manages it"
-        return PodFault.UNSCHEDULABLE, said
-    for one in (pod.get("status") or {}).get("containerStatuses") or ():
-        waiting = (one.get("state") or {}).get("waiting") or {}
+        return PodFault.GATED, said
+    for waiting in _waits(pod):
         reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
         if reason in _PULL_TROUBLE or reason in _FINAL_TROUBLE[:3]:
             return PodFault.IMAGE, f"the image cannot be pulled: {reason}: {message}"
@@ -170,16 +215,46 @@ def trouble(pod: Mapping[str, Any]) -> tuple[PodFault | None, str]:
     return None, ""
 
 
+def _waits(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What each container of a pod waits for."""
+    status = pod.get("status") or {}
+    keys = ("initContainerStatuses", "containerStatuses")
+    found = [one for key in keys for one in status.get(key) or ()]
+    return [(one.get("state") or {}).get("waiting") or {} for one in found]
+
+
 def is_final(pod: Mapping[str, Any], pulling_s: float, pool: KubernetesPool) -> bool:
     """Whether a pod that does not begin never will: waiting longer does not help."""
-    for one in (pod.get("status") or {}).get("containerStatuses") or ():
-        waiting = (one.get("state") or {}).get("waiting") or {}
+    for waiting in _waits(pod):
         reason, message = str(waiting.get("reason", "")), str(waiting.get("message", "")).lower()
         if reason in _FINAL_TROUBLE:
             return True
         if reason in _PULL_TROUBLE:
             return pulling_s >= pool.pull_within or any(word in message for word in _NOT_THERE)
     return False
+
+
+def began(pod: Mapping[str, Any]) -> bool:
+    """Whether the container of the ranks runs or has run."""
+    states = [
+        one.get("state") or {} for one in (pod.get("status") or {}).get("containerStatuses") or ()
+    ]
+    return bool(states) and all("running" in one or "terminated" in one for one in states)
+
+
+def hopeless(
+    pod: Mapping[str, Any], waited_s: float, pool: KubernetesPool
+) -> tuple[PodFault | None, str]:
+    """Why a living pod that has not begun is given up after so many seconds; None: it is not."""
+    if began(pod) or pod["metadata"].get("deletionTimestamp"):
+        return None, ""
+    fault, said = trouble(pod)
+    name = pod["metadata"]["name"]
+    if fault is PodFault.GATED or (fault is not None and is_final(pod, waited_s, pool)):
+        return fault, f"pod {name}: {said}"
+    if not (pod.get("spec") or {}).get("nodeName") and waited_s > pool.reserve_within:
+        return PodFault.UNSCHEDULABLE, slowest([pod])
+    return None, ""
 
 
 def slowest(pods: Sequence[Mapping[str, Any]]) -> str:
@@ -191,3 +266,40 @@ def slowest(pods: Sequence[Mapping[str, Any]]) -> str:
     waiting = [one for one in pods if not (one.get("spec") or {}).get("nodeName")]
     names = ", ".join(str(one["metadata"]["name"]) for one in waiting[:3])
     return f"Kubernetes has not bound pod {names} to its node" if waiting else ""
+
+
+class NodeSilence:
+    """Adds up the seconds without contact of each node.
+
+    Time in which the API server did not answer, or in which nothing looked, counts for nothing.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._silent: dict[str, float] = {}
+        self._looked_at: float | None = None
+
+    def seconds(self, node: str) -> float:
+        """For how long a node has had no contact."""
+        return self._silent.get(node, 0.0)
+
+    def look(
+        self, nodes: Callable[[], Iterable[Mapping[str, Any]]], used: Callable[[], set[str]]
+    ) -> None:
+        """Take a look at all nodes; `used` are the names of nodes with own pods.
+
+        Raises ExecutorUnavailable, after which the next look counts no time.
+        """
+        now = self._monotonic()
+        passed = 0.0 if self._looked_at is None else min(_POLL_S, now - self._looked_at)
+        try:
+            found = list(nodes())
+            names = used()
+        except ExecutorUnavailable:
+            self._looked_at = None
+            raise
+        self._looked_at = now
+        there = {one["metadata"]["name"] for one in found}
+        silent = {one["metadata"]["name"] for one in found if is_silent(one)}
+        absent = {name for name in names | self._silent.keys() if name and name not in there}
+        self._silent = {name: self._silent.get(name, 0.0) + passed for name in silent | absent}

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+from phalanx.core.contract.pods import CONTAINERS_LABEL
 from phalanx.core.gang.placement import Node
+from phalanx.executors.kubernetes import tpu
 from phalanx.executors.kubernetes.quantities import amounts, requested
 from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
 from phalanx.schemas.pools.traits import DEFAULT_HAZARD, NodeTraits, TraitValues
 
 OWNER_LABEL = "phalanx.dev/owner"
-_SLOTS = ("nvidia.com/gpu", "amd.com/gpu", "cpu")
+_SLOTS = ("nvidia.com/gpu", "amd.com/gpu", tpu.TPU, "cpu")
+_MIG = "nvidia.com/mig-"
 _TYPES = (
     "nvidia.com/gpu.product",
     "cloud.google.com/gke-accelerator",
     "k8s.amazonaws.com/accelerator",
     "amd.com/gpu.product-name",
+    tpu.TYPE_LABEL,
 )
 _SPOT = {
     "karpenter.sh/capacity-type": "spot",
@@ -37,6 +42,13 @@ _ENDED = ("Succeeded", "Failed")
 _SOME_DAY = 2**62
 _US = 1_000_000
 _MIB = 1 << 20
+# Different sums of requests that are kept.
+_MAX_SHAPES = 10_000
+_NAMING = ("name", "namespace", "resourceVersion")
+
+
+KnownNode = tuple[str | None, Mapping[str, Decimal], Node | None]
+"""A node with the version and the requests of others that it was read from."""
 
 
 def node_id(pool: KubernetesPool, name: str) -> str:
@@ -57,9 +69,15 @@ def nodes_of(
     nodes: Sequence[Mapping[str, Any]],
     pods: Iterable[Mapping[str, Any]],
     owner: str,
+    known: dict[str, KnownNode] | None = None,
 ) -> tuple[Node, ...]:
-    """The nodes of the pool, without what pods of others request on them, in a stable order."""
+    """The nodes of the pool, without what pods of others request on them, in a stable order.
+
+    `known` keeps the nodes between calls: those that have not changed are not read again.
+    """
+    known = {} if known is None else known
     taken: dict[str, dict[str, Decimal]] = {}
+    shared: dict[int, Mapping[str, Decimal]] = {}  # pods that `PodParts` has trimmed share these
     for pod in pods:
         name = (pod.get("spec") or {}).get("nodeName")
         phase = (pod.get("status") or {}).get("phase")
@@ -67,14 +85,74 @@ def nodes_of(
         if not name or phase in _ENDED or ours:
             continue
         there = taken.setdefault(name, {})
-        for resource, amount in requested(pod).items():
+        for resource, amount in _amounts_of(pod, shared).items():
             there[resource] = there.get(resource, Decimal(0)) + amount
     found = (
-        _node(pool, one, taken.get(one["metadata"]["name"], {}))
+        _known_node(pool, one, taken.get(one["metadata"]["name"], {}), known)
         for one in sorted(nodes, key=lambda one: str(one["metadata"]["name"]))
         if _is_of(pool, one)
     )
     return tuple(one for one in found if one is not None)
+
+
+def _known_node(
+    pool: KubernetesPool,
+    one: Mapping[str, Any],
+    taken: Mapping[str, Decimal],
+    known: dict[str, KnownNode],
+) -> Node | None:
+    """A node as it was read before, unless it or what others request on it has changed."""
+    name, version = one["metadata"]["name"], one["metadata"].get("resourceVersion")
+    before = known.get(name)
+    if before is not None and version and (before[0], before[1]) == (version, taken):
+        return before[2]
+    node = _node(pool, one, taken)
+    known[name] = (version, taken, node)
+    return node
+
+
+class PodParts:
+    """Takes of each pod what is read later: own pods stay whole, of others only their requests do.
+
+    A cluster has tens of thousands of them, and few different requests.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._requests: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
+
+    def __call__(self, pod: dict[str, Any]) -> dict[str, Any]:
+        """The parts of a pod, as a pod with one container."""
+        meta = pod["metadata"]
+        if (meta.get("labels") or {}).get(OWNER_LABEL) == self._owner:
+            return pod
+        told = tuple(sorted((name, str(value)) for name, value in requested(pod).items()))
+        if len(self._requests) > _MAX_SHAPES:
+            self._requests.clear()
+        container = self._requests.get(told)
+        if container is None:
+            container = {"resources": {"requests": dict(told)}}
+            self._requests[told] = container
+        node = (pod.get("spec") or {}).get("nodeName")
+        named = {name: meta[name] for name in _NAMING if name in meta}
+        return {
+            "metadata": named,
+            "spec": {"nodeName": sys.intern(node) if node else "", "containers": [container]},
+            "status": {"phase": sys.intern((pod.get("status") or {}).get("phase") or "")},
+        }
+
+
+def _amounts_of(
+    pod: Mapping[str, Any], shared: dict[int, Mapping[str, Decimal]]
+) -> Mapping[str, Decimal]:
+    """What a pod requests; of containers that several pods share it is worked out once."""
+    containers: Sequence[Any] = (pod.get("spec") or {}).get("containers") or ()
+    if len(containers) != 1 or "uid" in pod["metadata"]:
+        return requested(pod)
+    found = shared.get(id(containers[0]))
+    if found is None:
+        found = shared[id(containers[0])] = requested(pod)
+    return found
 
 
 def _is_of(pool: KubernetesPool, node: Mapping[str, Any]) -> bool:
@@ -105,24 +183,48 @@ def _node(
             num_slots=max(1, num_slots),
             num_cpus=max(1, cpus if traits.cpus is None else traits.cpus),
             memory_bytes=max(0, memory if traits.memory is None else traits.memory),
-            slot_type="" if slot == "cpu" else _first(labels, _TYPES),
-            domains=tuple(
-                (level, labels[label]) for level, label in pool.topology.items() if label in labels
-            ),
+            slot_type="" if slot == "cpu" else _slot_type(labels, slot),
+            domains=_domains(pool, labels, slot),
             closed=_closed(pool, one, slot, num_slots),
-            leaves_at=_leaves_at(taints),
+            leaves_at=_leaves_at(pool, one, taints),
         )
     )
-    device_memory = amounts({"size": labels.get("nvidia.com/gpu.memory", "0")}).get("size", 0)
     spot = any(labels.get(label) == value for label, value in _SPOT.items())
-    named = {label.rpartition("/")[2]: value for label, value in labels.items()}
+    named = {sys.intern(label.rpartition("/")[2]): value for label, value in labels.items()}
+    # Jobs select by the name behind the prefix in `placement`, by the whole name in `kubernetes`.
+    named |= {sys.intern(label): value for label, value in labels.items()}
+    named |= dict([CONTAINERS_LABEL])
     return replace(
         node,
-        device_memory_bytes=node.device_memory_bytes or int(device_memory) * _MIB,
+        device_memory_bytes=node.device_memory_bytes or _device_memory(labels, slot),
         hazard_per_hour=node.hazard_per_hour or (DEFAULT_HAZARD if spot else 0.0),
         taints=tuple(sorted({*node.taints, *(_untolerated(pool, taints))})),
         labels=tuple(sorted({**named, **dict(node.labels)}.items())),
     )
+
+
+def _slot_type(labels: Mapping[str, str], slot: str) -> str:
+    """Model of the devices; instances of a partitioned GPU have its model and their profile."""
+    model = _first(labels, _TYPES)
+    return f"{model}-MIG-{slot.removeprefix(_MIG)}" if slot.startswith(_MIG) and model else model
+
+
+def _device_memory(labels: Mapping[str, str], slot: str) -> int:
+    """Memory of each device in bytes; 0: unknown."""
+    if slot == tpu.TPU:
+        return tpu.memory_bytes(labels)
+    label = f"{slot}.memory" if slot.startswith(_MIG) else "nvidia.com/gpu.memory"
+    return int(amounts({"size": labels.get(label, "0")}).get("size", 0)) * _MIB
+
+
+def _domains(
+    pool: KubernetesPool, labels: Mapping[str, str], slot: str
+) -> tuple[tuple[str, str], ...]:
+    """Position of a node; the hosts of a TPU slice share a domain."""
+    found = [(level, labels[label]) for level, label in pool.topology.items() if label in labels]
+    if slot == tpu.TPU and tpu.SLICE_LABEL in labels and tpu.SLICE_LEVEL not in pool.topology:
+        found.append((tpu.SLICE_LEVEL, labels[tpu.SLICE_LABEL]))
+    return tuple(found)
 
 
 def _first(labels: Mapping[str, str], names: Sequence[str]) -> str:
@@ -182,10 +284,14 @@ def condition(one: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     return next((entry for entry in found if entry.get("type") == kind), {})
 
 
-def _leaves_at(taints: Sequence[Mapping[str, Any]]) -> int | None:
+def _leaves_at(
+    pool: KubernetesPool, node: Mapping[str, Any], taints: Sequence[Mapping[str, Any]]
+) -> int | None:
+    """When a node goes, as far as its cluster says; a cordon comes before a drain."""
     for taint in taints:
         if str(taint["key"]).startswith(_LEAVING):
             value = str(taint.get("value", ""))
             is_time = taint["key"] == _LEAVING[0] and value.isdecimal()
             return int(value) * _US if is_time else _SOME_DAY
-    return None
+    cordoned = bool((node.get("spec") or {}).get("unschedulable"))
+    return _SOME_DAY if cordoned and pool.cordon == "move" else None

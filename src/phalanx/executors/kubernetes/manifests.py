@@ -9,20 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.executors.kubernetes import containers
+from phalanx.executors.kubernetes.containers import BOOTSTRAP_DIR
 from phalanx.executors.kubernetes.inventory import OWNER_LABEL
-from phalanx.schemas.pools.kubernetes_pools import KubernetesPool, parse_mount
+from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
 from phalanx.schemas.wire.assignments import Assignment
 
 FINALIZER = "phalanx.dev/accounting"
 PLACEMENT = "phalanx.dev/placement"
 CONTAINER = "ranks"
-BOOTSTRAP_DIR = "/var/run/phalanx"
 TERMINATION_LOG = "/dev/termination-log"
 NODE_ROOT = "/tmp/phalanx"
 # A Secret holds at most 1 MiB.
 MAX_BOOTSTRAP_BYTES = 900_000
 # Beyond the grace period of the job: the supervisor reports, and its parent writes the exit record.
 _LEAVE_S = 15
+_COMMAND = ["python", "-m", "phalanx.executors.kubernetes.pod"]
 _ATTEMPT_LABEL = "phalanx.dev/attempt"
 
 
@@ -56,6 +58,7 @@ class PodPlace:
     node: str  # name in the cluster
     slot: str  # resource that slots are made of
     num_slots: int
+    tpu: Mapping[str, str] | None = None  # variables of a host of a TPU slice; None: it is none
 
 
 def labels_of(names: AttemptNames, owner: str, job: int) -> dict[str, str]:
@@ -108,7 +111,7 @@ def bootstrap_secret(
 
     The assignments differ in a few fields only: the first is whole, of the others the difference is kept.
     """
-    whole = [one.model_dump(mode="json") for one in gang]
+    whole = [one.model_dump(mode="json", exclude={"pod"}) for one in gang]
     common = whole[0]
     nodes = {
         str(one["node_rank"]): {k: v for k, v in one.items() if v != common.get(k)} for one in whole
@@ -143,35 +146,44 @@ def pod_object(
     place: PodPlace,
 ) -> dict[str, Any]:
     """The pod of one node rank, for exactly one node."""
-    grace = round(assignment.gang.role.grace_s) + _LEAVE_S
-    volumes, mounts = _volumes(pool, names)
+    wish = containers.wishes(assignment)
+    volumes, mounts, shared = containers.volumes(pool, assignment, names.anchor)
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": grace,
+        "terminationGracePeriodSeconds": round(assignment.gang.role.grace_s) + _LEAVE_S,
         "affinity": {"nodeAffinity": _pinned(place.node)},
-        "tolerations": _tolerations(pool),
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "tolerations": containers.tolerations(pool, wish),
+        "securityContext": containers.pod_security(pool),
         "volumes": volumes,
         "containers": [_container(pool, assignment, place, mounts)],
     }
-    if pool.node_selector:
-        spec["nodeSelector"] = dict(pool.node_selector)
-    if pool.service_account is not None:
-        spec["serviceAccountName"] = pool.service_account
-    if pool.priority_class is not None:
-        spec["priorityClassName"] = pool.priority_class
-    if pool.image_pull_secrets:
-        spec["imagePullSecrets"] = [{"name": one} for one in pool.image_pull_secrets]
+    given = {
+        "initContainers": containers.before_ranks(pool, wish, shared),
+        "nodeSelector": {**pool.node_selector, **wish.node_selector},
+        "serviceAccountName": wish.service_account or pool.service_account,
+        "priorityClassName": wish.priority_class or pool.priority_class,
+        "runtimeClassName": wish.runtime_class,
+        "imagePullSecrets": containers.pull_secrets(
+            (*wish.image_pull_secrets, *pool.image_pull_secrets)
+        ),
+    }
+    spec |= {name: value for name, value in given.items() if value}
+    if place.tpu is not None:
+        # Its name in the Service of the slice.
+        spec |= {"hostname": names.pod(assignment.node_rank), "subdomain": names.anchor}
+    if wish.host_network:
+        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": names.pod(assignment.node_rank),
             # Meshes delay the start of gangs and keep pods from ending.
-            "labels": {**labels, "sidecar.istio.io/inject": "false"},
+            "labels": {**wish.labels, **labels, "sidecar.istio.io/inject": "false"},
             "annotations": {
+                **wish.annotations,
                 PLACEMENT: digest,
                 "linkerd.io/inject": "disabled",
                 "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -193,94 +205,26 @@ def _container(
     pod_ip = {"fieldRef": {"fieldPath": "status.podIP"}}
     return {
         "name": CONTAINER,
-        "image": pool.image,
-        "command": ["python", "-m", "phalanx.executors.kubernetes.pod"],
+        "image": containers.wishes(assignment).image or pool.image,
+        "command": _COMMAND,
         "env": [
             {"name": "PHALANX_BOOTSTRAP", "value": BOOTSTRAP_DIR},
             {"name": "PHALANX_POD_NODE_RANK", "value": str(assignment.node_rank)},
             {"name": "PHALANX_NODE_ROOT", "value": NODE_ROOT},
             {"name": "PHALANX_TERMINATION_LOG", "value": TERMINATION_LOG},
             {"name": "PHALANX_POD_IP", "valueFrom": pod_ip},
+            *({"name": name, "value": value} for name, value in (place.tpu or {}).items()),
         ],
-        "resources": _resources(pool, assignment, place),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "resources": containers.resources(pool, assignment, place.slot, place.num_slots),
+        "securityContext": containers.security(pool),
         "terminationMessagePath": TERMINATION_LOG,
-        "terminationMessagePolicy": "File",
+        # Where it is empty, such as in an image without Phalanx, the last output tells the cause.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     }
-
-
-def _resources(pool: KubernetesPool, assignment: Assignment, place: PodPlace) -> dict[str, Any]:
-    limits = {name: str(number) for name, number in pool.resources.items()}
-    if place.num_slots and place.slot != "cpu":
-        limits[place.slot] = str(place.num_slots)
-    cpus = place.num_slots if place.slot == "cpu" else assignment.cpus
-    requests = {**limits, "cpu": str(max(1, cpus))}
-    if assignment.limit_memory_bytes:
-        # Shared memory is an emptyDir in memory, which counts against the limit.
-        size = str(assignment.limit_memory_bytes + (pool.shm or 0))
-        limits["memory"] = requests["memory"] = size
-    return {"limits": limits, "requests": requests}
 
 
 def _pinned(node: str) -> dict[str, Any]:
     """An affinity to one node: the scheduler binds, so that volumes and taints are respected."""
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-
-
-def _tolerations(pool: KubernetesPool) -> list[dict[str, Any]]:
-    # By default a kubelet that is silent for five minutes costs every pod of its node.
-    seconds = round(pool.fence) + 300
-    found: list[dict[str, Any]] = [
-        {
-            "key": f"node.kubernetes.io/{trouble}",
-            "operator": "Exists",
-            "effect": "NoExecute",
-            "tolerationSeconds": seconds,
-        }
-        for trouble in ("not-ready", "unreachable")
-    ]
-    for one in pool.tolerations:
-        entry = {"operator": "Exists" if one.value is None else "Equal"}
-        entry |= {"key": one.key} if one.key else {}
-        entry |= {} if one.value is None else {"value": one.value}
-        entry |= {} if one.effect is None else {"effect": one.effect}
-        found.append(entry)
-    return found
-
-
-def _volumes(
-    pool: KubernetesPool, names: AttemptNames
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    volumes: list[dict[str, Any]] = [
-        {"name": "bootstrap", "secret": {"secretName": names.anchor, "defaultMode": 0o444}}
-    ]
-    mounts: list[dict[str, Any]] = [
-        {"name": "bootstrap", "mountPath": BOOTSTRAP_DIR, "readOnly": True}
-    ]
-    if pool.shm is not None:
-        volumes.append(
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(pool.shm)}}
-        )
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
-    for number, text in enumerate(pool.mounts):
-        kind, source, path, read_only = parse_mount(text)
-        name = f"mount-{number}"
-        volumes.append({"name": name, **_source(kind, source, read_only)})
-        mounts.append({"name": name, "mountPath": path, "readOnly": read_only})
-    return volumes, mounts
-
-
-def _source(kind: str, source: str, read_only: bool) -> dict[str, Any]:
-    if kind == "pvc":
-        return {"persistentVolumeClaim": {"claimName": source, "readOnly": read_only}}
-    if kind == "configmap":
-        return {"configMap": {"name": source}}
-    if kind == "secret":
-        return {"secret": {"secretName": source}}
-    server, _, export = source.partition(":")
-    return {"nfs": {"server": server, "path": export, "readOnly": read_only}}

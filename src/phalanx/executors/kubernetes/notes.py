@@ -28,6 +28,8 @@ class PodNote:
     cleaned: bool = False  # nothing of it is left in the cluster
     record: str = ""  # its exit record, as it left it
     message: str = ""  # why it ended
+    failed: str = ""  # why it was given up before it began; empty: it was not
+    cause: str = ""  # the cause of its end, where the cluster tells one
 
 
 class PodNotes:

@@ -48,6 +48,7 @@ class Reflector:
         self._heard_at = time.monotonic()
         self._closed = False
         self.num_lists = 0
+        self.num_changes = 0  # grows with every change of the objects
         self._rng = random.Random()
         self._thread = threading.Thread(target=self._run, name=f"watch {path}", daemon=True)
         self._thread.start()
@@ -80,6 +81,7 @@ class Reflector:
             key = _key(one)
             known = self._objects.get(key)
             if known is None or _version(one) >= _version(known):
+                self.num_changes += 1
                 self._objects[key] = self._trim(one)
 
     def close(self) -> None:
@@ -89,7 +91,15 @@ class Reflector:
             self._problem = "closed"
             self._lock.notify_all()
 
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread, after `close` and the end of the connections."""
+        self._thread.join(timeout_s)
+
     # -- the thread --------------------------------------------------------------------------------
+
+    def _is_closed(self) -> bool:
+        """Whether another thread has closed it meanwhile."""
+        return self._closed
 
     def _check(self) -> None:
         problem = self._problem
@@ -113,6 +123,8 @@ class Reflector:
             except (ExecutorUnavailable, KubernetesRefused) as error:
                 problem = getattr(error, "message", str(error))
             except Exception as error:
+                if self._is_closed():
+                    return
                 _LOG.exception("%s cannot be watched", self._path)
                 problem, self._version = f"{type(error).__name__}: {error}", ""
             with self._lock:
@@ -123,12 +135,13 @@ class Reflector:
             wait_s = min(_LONGEST_WAIT_S, wait_s * 2)
 
     def _list(self) -> None:
-        listed = self._client.list(self._path, self._query)
+        listed = self._client.list(self._path, self._query, self._trim)
         with self._lock:
             # The new list replaces everything: deletions in a gap are in no event.
-            self._objects = {_key(one): self._trim(one) for one in listed.items}
+            self._objects = {_key(one): one for one in listed.items}
             self._version = listed.version
             self.num_lists += 1
+            self.num_changes += 1
             self._told()
         self._changed()
 
@@ -148,6 +161,7 @@ class Reflector:
         kind: str = event["type"]
         with self._lock:
             self._version = str(one["metadata"]["resourceVersion"])
+            self.num_changes += kind != "BOOKMARK"
             if kind == "DELETED":
                 self._objects.pop(_key(one), None)
             elif kind in ("ADDED", "MODIFIED"):

@@ -56,6 +56,7 @@ def gang(size: GangSize, plan: CommandPlan, needs: PodNeeds, log: ConversionLog)
         "env": {**needs.env, **plan.env},
         "secrets": needs.secrets,
         "mounts": needs.mounts,
+        "kubernetes": needs.kubernetes,
     }
     placement = {"selector": needs.selector, "tolerate": needs.tolerate}
     found["placement"] = {key: one for key, one in placement.items() if one}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from phalanx.schemas.foreign.reader import ForeignReader
 from phalanx.schemas.foreign.rules import KeyAction
@@ -40,6 +41,15 @@ class PodNeeds:
     grace: int | None = None
     #: variables that differ on the nodes after the first; None: not set there
     later_env: dict[str, str | None] = field(default_factory=dict)
+    #: the section `kubernetes`
+    kubernetes: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, key: str, more: list[Any] | dict[str, Any]) -> None:
+        """Add to a list or mapping of the section `kubernetes`."""
+        if isinstance(more, dict):
+            self.kubernetes[key] = {**self.kubernetes.get(key, {}), **more}
+        else:
+            self.kubernetes[key] = [*self.kubernetes.get(key, []), *more]
 
     def differences(self, other: PodNeeds) -> list[str]:
         """The fields in which another template has other values."""

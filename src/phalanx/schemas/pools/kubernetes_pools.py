@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from phalanx.core.contract.pods import VolumeMount
 from phalanx.schemas.pools.traits import NodeTraits
 from phalanx.schemas.spec.fields import (
     Duration,
@@ -18,6 +19,7 @@ from phalanx.schemas.spec.fields import (
     WholeFromOne,
     optional,
 )
+from phalanx.schemas.spec.pods.mounts import Mount, is_below, short_mount, twice_mounted
 
 _Path = Annotated[str, Field(strict=True, max_length=4096, pattern="^/")]
 _Url = Annotated[str, Field(strict=True, max_length=4096, pattern=r"^https?://[^/\s]+$")]
@@ -27,21 +29,14 @@ _DnsName = Annotated[
 _Resource = Annotated[
     str, Field(strict=True, max_length=316, pattern=r"^[a-z0-9.-]+(/[A-Za-z0-9._-]+)?$")
 ]
-_MOUNT = re.compile(
-    r"(?P<kind>pvc|configmap|secret|nfs):(?P<source>[^:\s]+(?::/[^:\s]*)?):(?P<path>/[^:\s]+)(?P<ro>:ro)?"
-)
 PROJECT = "{project}"
 
 
 def _mount(text: str) -> str:
-    found = _MOUNT.fullmatch(text)
-    if found is None:
-        raise ValueError(
-            "must be pvc:NAME:/path, configmap:NAME:/path, secret:NAME:/path or "
-            "nfs:SERVER:/export:/path, with :ro behind it where it is read only"
-        )
-    if (found["kind"] == "nfs") != (":/" in found["source"]):
-        raise ValueError("only nfs has an export: nfs:SERVER:/export:/path")
+    try:
+        Mount.model_validate(short_mount(text))
+    except ValidationError as error:
+        raise ValueError(str(error.errors()[0]["msg"]).removeprefix("Value error, ")) from None
     return text
 
 
@@ -91,7 +86,7 @@ class KubernetesPool(NodeTraits):
     )
     priority_class: _DnsName | None = optional("PriorityClass of the pods.")
     slot: _Resource | None = optional(
-        "Resource that is counted as slots; absent: nvidia.com/gpu, amd.com/gpu, else cpu."
+        "Resource that is counted as slots; absent: nvidia.com/gpu, amd.com/gpu, google.com/tpu, else cpu."
     )
     resources: dict[_Resource, WholeFromOne] = Field(
         default_factory=dict,
@@ -112,8 +107,21 @@ class KubernetesPool(NodeTraits):
         Field(max_length=32),
     ] = Field(
         default_factory=list,
-        description="Volumes of every pod: pvc:NAME:/path, configmap:…, secret:…, "
+        description="Volumes of every pod: pvc:NAME:/path, configmap:…, secret:…, emptydir:SIZE:…, "
         "nfs:SERVER:/export:/path; :ro behind it makes it read only.",
+    )
+    host_paths: Annotated[list[_Path], Field(max_length=16)] = Field(
+        default_factory=list,
+        description="Folders of the nodes that jobs may mount, with what is below; absent: none.",
+    )
+    host_network: Whether = Field(
+        default=False, description="Whether jobs may use the network of their nodes."
+    )
+    ipc_lock: Whether = Field(
+        default=False, description="Whether ranks may lock memory, as RDMA needs it (IPC_LOCK)."
+    )
+    run_as_user: Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None = optional(
+        "User and group number of all containers; absent: those of the images."
     )
     shm: Size | None = optional("Size of /dev/shm; absent: the 64 MiB of the container runtime.")
     topology: dict[Name, NotEmpty] = Field(
@@ -143,6 +151,10 @@ class KubernetesPool(NodeTraits):
         default="never",
         description="cloud: a node that is removed from the API is off; never: only its end proves it.",
     )
+    cordon: Literal["move", "stay"] = Field(
+        default="move",
+        description="What jobs of a cordoned node do: move: save and move; stay: run on.",
+    )
     time_slicing: Whether = Field(
         default=False, description="Whether slots may be shares of a GPU that others use too."
     )
@@ -151,13 +163,21 @@ class KubernetesPool(NodeTraits):
         description="Whether no other pods request slots there, so that only own pods are read.",
     )
 
+    @model_validator(mode="after")
+    def _mounts_are_allowed(self) -> KubernetesPool:
+        path = twice_mounted(self.volumes)
+        if path is not None:
+            raise ValueError(f"mounts: two volumes have the path {path}")
+        for one in self.volumes:
+            if one.kind == "hostpath" and not is_below(one.source, self.host_paths):
+                raise ValueError(f"mounts: {one.source} of the nodes is not below `host_paths`")
+        return self
+
+    @property
+    def volumes(self) -> tuple[VolumeMount, ...]:
+        """The entries of `mounts`."""
+        return tuple(Mount.model_validate(short_mount(one)).to_core() for one in self.mounts)
+
     def namespace_of(self, project: str) -> str:
         """The namespace of the pods of a project's jobs."""
         return self.namespace.replace(PROJECT, project)
-
-
-def parse_mount(text: str) -> tuple[str, str, str, bool]:
-    """Kind, source, path and whether it is read only, of a checked entry of `mounts`."""
-    found = _MOUNT.fullmatch(text)
-    assert found is not None
-    return found["kind"], found["source"], found["path"], found["ro"] is not None

@@ -289,12 +289,14 @@ def check_tree(projects: Iterable[ProjectSpec]) -> list[Problem]:
 
 def _residency_problems(known: Mapping[str, ProjectSpec], project: ProjectSpec) -> list[Problem]:
     """The problem of a project where its residency and those above have no value in common."""
+    if not project.residency:
+        return []
     rules = [
         ResidencyRule(f"project {one.name}", tuple(one.residency))
         for one in lineage(known, project.name)
         if one.residency
     ]
-    if not project.residency or allowed_by(rules) != ():
+    if allowed_by(rules) != ():
         return []
     said = f"no residency is allowed by all: {in_words(rules)}"
     return [Problem(f"project {project.name}", said)]

@@ -42,18 +42,22 @@ class SubmitRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., code: _Optional[str] = ..., kind: _Optional[str] = ..., caller_cwd: _Optional[str] = ..., caller_env: _Optional[_Mapping[str, str]] = ..., owner: _Optional[str] = ..., source: _Optional[_Union[SourceRequest, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class SourceRequest(_message.Message):
-    __slots__ = ("commit", "branch", "changed", "num_changed", "diff_digest")
+    __slots__ = ("commit", "branch", "changed", "num_changed", "diff_digest", "diff", "diff_cut")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELD_NUMBER: _ClassVar[int]
     NUM_CHANGED_FIELD_NUMBER: _ClassVar[int]
     DIFF_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DIFF_FIELD_NUMBER: _ClassVar[int]
+    DIFF_CUT_FIELD_NUMBER: _ClassVar[int]
     commit: str
     branch: str
     changed: _containers.RepeatedScalarFieldContainer[str]
     num_changed: int
     diff_digest: str
-    def __init__(self, commit: _Optional[str] = ..., branch: _Optional[str] = ..., changed: _Optional[_Iterable[str]] = ..., num_changed: _Optional[int] = ..., diff_digest: _Optional[str] = ...) -> None: ...
+    diff: str
+    diff_cut: bool
+    def __init__(self, commit: _Optional[str] = ..., branch: _Optional[str] = ..., changed: _Optional[_Iterable[str]] = ..., num_changed: _Optional[int] = ..., diff_digest: _Optional[str] = ..., diff: _Optional[str] = ..., diff_cut: _Optional[bool] = ...) -> None: ...
 
 class SubmitResponse(_message.Message):
     __slots__ = ("job", "spec", "estimate", "notes")

@@ -15,6 +15,7 @@ from phalanx.core.contract.job import (
     StallPolicy,
     WarmStart,
 )
+from phalanx.core.contract.pods import CONTAINERS_LABEL, PodContract, TaintToleration
 from phalanx.core.cost.budgets import BudgetScope, CostBudget
 from phalanx.core.cost.prices import NANO
 from phalanx.core.gang.placement import Demand, GangShape
@@ -45,11 +46,14 @@ from phalanx.schemas.spec.fields import (
     WholeFromZero,
     optional,
 )
+from phalanx.schemas.spec.pods.mounts import Mount, short_mount
+from phalanx.schemas.spec.pods.section import Image, KubernetesSection
 from phalanx.schemas.spec.python import PythonSection, short_form
 from phalanx.schemas.spec.roles import (
     OUR_PREFIXES,
     OURS,
     Environment,
+    PodExtras,
     Resources,
     Role,
     RolePlan,
@@ -132,6 +136,9 @@ class Recovery(Section):
     params_rejected: RestartBudget = _default_budget(Cause.PARAMS_REJECTED)
     secret_unavailable: RestartBudget = _default_budget(Cause.SECRET_UNAVAILABLE)
     secret_manager_unavailable: RestartBudget = _default_budget(Cause.SECRET_MANAGER_UNAVAILABLE)
+    cluster_quota: RestartBudget = _default_budget(Cause.CLUSTER_QUOTA)
+    unschedulable: RestartBudget = _default_budget(Cause.UNSCHEDULABLE)
+    node_drained: RestartBudget = _default_budget(Cause.NODE_DRAINED)
     exit_codes: dict[Annotated[int, Field(ge=1, le=255)], Literal["retry", "fail"]] = Field(
         default_factory=dict, description="What follows an exit code of a rank: retry or fail."
     )
@@ -198,26 +205,6 @@ class Warm(Section):
         max_length=100,
         description="Modules that the warm process imports, beside torch.",
     )
-
-
-class Mount(Section):
-    """A file system or bucket that is mounted for the ranks."""
-
-    source: NotEmpty = Field(description="File system or bucket to mount.")
-    path: Annotated[str, Field(strict=True, max_length=4096, pattern="^/")] = Field(
-        description="Absolute path of the mount point."
-    )
-    read_only: Whether = Field(default=False, description="true: no writes.")
-
-
-def _mount(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    source, _, rest = value.rpartition(":/")
-    path, _, mode = ("/" + rest).partition(":")
-    if not source or mode not in ("", "ro"):
-        raise ValueError("write source:/path or source:/path:ro")
-    return {"source": source, "path": path, "read_only": mode == "ro"}
 
 
 class CostLimit(Section):
@@ -308,7 +295,9 @@ class JobSpec(Section):
     workdir: NotEmpty = Field(
         default=".", description="Folder to copy at submit; relative to the spec file."
     )
-    image: NotEmpty | None = optional("Container image.")
+    image: Image | None = optional(
+        "Container image of the ranks, with this version of Phalanx; absent: that of the pool."
+    )
     resources: Resources = Field(default_factory=Resources, description="The shape of the gang.")
     roles: dict[Name, Role] = Field(
         default_factory=dict,
@@ -363,8 +352,11 @@ class JobSpec(Section):
         max_length=MAX_ENTRIES,
         description="Variables of the ranks with values that `phalanx secrets` stores.",
     )
-    mounts: list[Annotated[Mount, BeforeValidator(_mount)]] = Field(
-        default_factory=list, max_length=100, description="File systems and buckets to mount."
+    mounts: list[Annotated[Mount, BeforeValidator(short_mount)]] = Field(
+        default_factory=list, max_length=32, description="Volumes to mount: `pvc:data:/data:ro`."
+    )
+    kubernetes: KubernetesSection | None = optional(
+        "Keys of the pods in pools that are Kubernetes clusters."
     )
     budget: CostLimit | None = optional(
         "What the job may use: it does not start again at the limit, and pauses above it."
@@ -402,11 +394,21 @@ class JobSpec(Section):
     @property
     def plans(self) -> tuple[RolePlan, ...]:
         """Every role, the first one first."""
-        training = self.training.given() or None
+        training, extras = self.training.given() or None, self._extras
         plans = []
         if self.run is not None or not self.roles:
             plans.append(
-                RolePlan(WORKER, self.run, self.resources, self.framework, {}, training, True, True)
+                RolePlan(
+                    WORKER,
+                    self.run,
+                    self.resources,
+                    self.framework,
+                    {},
+                    training,
+                    True,
+                    True,
+                    extras,
+                )
             )
         for name, role in self.roles.items():
             leads = not plans
@@ -421,9 +423,33 @@ class JobSpec(Section):
                     training=training if leads and own is None else own,
                     required=role.required,
                     leads=leads,
+                    extras=extras,
                 )
             )
         return tuple(plans)
+
+    @property
+    def _extras(self) -> PodExtras:
+        own = self.kubernetes
+        if own is None:
+            return PodExtras()
+        return PodExtras(own.sidecar_cpus, own.sidecar_memory_bytes)
+
+    @property
+    def pod_keys(self) -> list[str]:
+        """The keys in use that only an executor with containers of its own can honour."""
+        given = {
+            "image": self.image is not None,
+            "mounts": bool(self.mounts),
+            "kubernetes": self.kubernetes is not None,
+            **{
+                f"roles.{one.name}.resources.shm"
+                if one.name in self.roles
+                else "resources.shm": one.need.shm is not None
+                for one in self.plans
+            },
+        }
+        return [key for key, used in given.items() if used]
 
     @property
     def shape(self) -> GangShape:
@@ -433,7 +459,7 @@ class JobSpec(Section):
     @property
     def cpus_per_node(self) -> int:
         """CPUs that each node of the first role has to have; 0 where the spec does not say."""
-        return self.plans[0].cpus_per_node
+        return self.plans[0].planned_cpus
 
     def to_policy(self) -> JobPolicy:
         """What the job machine must know of it."""
@@ -461,7 +487,29 @@ class JobSpec(Section):
             data=dict(self.data),
             warm=WarmStart(self.warm.enabled, tuple(self.warm.imports)),
             python=None if self.python is None else self.python.to_core(),
+            pod=self._pod(),
         )
+
+    def _pod(self) -> PodContract | None:
+        own = KubernetesSection() if self.kubernetes is None else self.kubernetes
+        taints = [TaintToleration(key) for key in self.placement.tolerate]
+        found = PodContract(
+            image=self.image,
+            mounts=tuple(one.to_core() for one in self.mounts),
+            service_account=own.service_account,
+            node_selector=dict(own.node_selector),
+            tolerations=(*taints, *(one.to_core() for one in own.tolerations)),
+            labels=dict(own.labels),
+            annotations=dict(own.annotations),
+            resources=dict(own.resources),
+            sidecars=tuple(one.to_core() for one in own.sidecars),
+            init=tuple(one.to_core() for one in own.init),
+            priority_class=own.priority_class,
+            runtime_class=own.runtime_class,
+            image_pull_secrets=tuple(own.image_pull_secrets),
+            host_network=own.host_network,
+        )
+        return None if found == PodContract() else found
 
     def _role_contract(self, plan: RolePlan) -> RoleContract:
         if plan.run is None:
@@ -476,6 +524,7 @@ class JobSpec(Section):
             isolate_devices=plan.need.isolate_devices,
             cpus_per_node=plan.cpus_per_node,
             memory_per_node_bytes=0 if plan.need.memory is None else plan.need.memory.low,
+            shm_per_node_bytes=plan.shm_bytes,
             reference_world=plan.shape.world_size,
             env=plan.env,
             training=plan.training,
@@ -489,9 +538,15 @@ class JobSpec(Section):
 
     def to_demand(self) -> Demand:
         """What the planner must know of it beyond the gang's shape."""
-        need, wish = self.plans[0].need, self.placement
+        first, wish, own = self.plans[0], self.placement, self.kubernetes
+        need, selector, tolerates = first.need, dict(wish.selector), set(wish.tolerate)
+        if self.pod_keys:
+            selector |= dict([CONTAINERS_LABEL])
+        if own is not None:
+            selector |= own.node_selector
+            tolerates |= {one.key for one in own.tolerations}
         return Demand(
-            memory_per_node_bytes=0 if need.memory is None else need.memory.low,
+            memory_per_node_bytes=first.planned_memory_bytes,
             slot_type=need.accelerator or "",
             device_memory_bytes=0
             if need.accelerator_memory is None
@@ -499,8 +554,8 @@ class JobSpec(Section):
             required=wish.required,
             preferred=wish.preferred,
             patience_s=wish.patience,
-            selector=tuple(sorted(wish.selector.items())),
-            tolerates=tuple(sorted(wish.tolerate)),
+            selector=tuple(sorted(selector.items())),
+            tolerates=tuple(sorted(tolerates)),
             preemptible=self.preemptible,
             intensive=self.communication == "intensive",
             residency=tuple(self.residency) or None,

@@ -177,22 +177,56 @@ class Role(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class PodExtras:
+    """What the containers beside the ranks request on each node."""
+
+    cpus: int = 0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RolePlan:
     """One role of a job with what it takes from the job filled in; `leads`: it is the first one."""
 
+    #: name of the role
     name: str
+    #: its command, or None
     run: list[str] | str | None
+    #: what each of its nodes needs
     need: Resources
+    #: what its ranks use to communicate
     framework: str
+    #: its variables, over those of the job
     env: dict[str, str]
+    #: its section `training`, or None
     training: dict[str, Any] | None
+    #: its failure ends the job
     required: bool
+    #: it is the first role
     leads: bool
+    #: of the containers beside its ranks
+    extras: PodExtras = PodExtras()
 
     @property
     def cpus_per_node(self) -> int:
         """CPUs that each of its nodes has to have; 0 where the spec does not say."""
         return 0 if self.need.cpus is None else self.need.cpus.low
+
+    @property
+    def planned_cpus(self) -> int:
+        """CPUs that its ranks and the containers beside them need on each node."""
+        return self.cpus_per_node + self.extras.cpus
+
+    @property
+    def shm_bytes(self) -> int:
+        """Size of /dev/shm on each node; 0 where the spec does not say."""
+        return 0 if self.need.shm is None else self.need.shm.low
+
+    @property
+    def planned_memory_bytes(self) -> int:
+        """Memory of each node for its ranks, /dev/shm, which is memory too, and other containers."""
+        memory = self.need.memory
+        return (0 if memory is None else memory.low) + self.shm_bytes + self.extras.memory_bytes
 
     @property
     def shape(self) -> GangShape:
@@ -205,14 +239,14 @@ class RolePlan:
 
     def to_core(self) -> RoleShape:
         """The core value of a role that is not the first."""
-        shape, memory = self.shape, self.need.memory
+        shape = self.shape
         return RoleShape(
             nodes=shape.nodes,
             slots_per_node=shape.slots_per_node,
             ranks_per_node=shape.ranks_per_node,
             name=self.name,
-            cpus_per_node=self.cpus_per_node,
-            memory_per_node_bytes=0 if memory is None else memory.low,
+            cpus_per_node=self.planned_cpus,
+            memory_per_node_bytes=self.planned_memory_bytes,
             slot_type=self.need.accelerator or "",
             required=self.required,
         )

@@ -12,6 +12,7 @@ from phalanx.core.gang.roles import WORKER
 from phalanx.errors import Problem
 from phalanx.schemas.frameworks import framework
 from phalanx.schemas.spec.job import JobSpec
+from phalanx.schemas.spec.pods.checks import pod_problems
 from phalanx.schemas.spec.roles import Resources, RolePlan
 
 
@@ -61,11 +62,10 @@ def _given(*path: str) -> Callable[[JobSpec], Any]:
 _NOT_YET: tuple[tuple[str, Callable[[JobSpec], Any], str, str], ...] = (
     ("class", _given("job_class"), "job classes", "remove it"),
     ("env_compat", _given("env_compat"), "other launchers' variables", "remove it"),
-    ("image", _given("image"), "container images", "remove it"),
     ("resources.nodes", _endless, "ranges without an upper end", "write one, as in 2..4"),
     ("resources.cpus", _cpu_range, "ranges of CPUs", "write one number"),
     ("resources.memory", _capped("memory"), "upper limits", "write the least amount only"),
-    ("resources.shm", _given("resources", "shm"), "shared memory requests", "remove it"),
+    ("resources.shm", _capped("shm"), "upper limits", "write one size"),
     (
         "resources.accelerator_memory",
         _capped("accelerator_memory"),
@@ -79,7 +79,6 @@ _NOT_YET: tuple[tuple[str, Callable[[JobSpec], Any], str, str], ...] = (
         "remove these",
     ),
     ("checkpoint", _trees_elsewhere, "store, encryption and compress with jax", "remove these"),
-    ("mounts", _given("mounts"), "mounts", "remove it"),
     ("schedule", _given("schedule"), "times in a spec", "use `phalanx schedules create`"),
 )
 
@@ -101,6 +100,7 @@ def check_supported(spec: JobSpec) -> list[Problem]:
         + _strategy(spec)
         + _devices(spec)
         + _inert(spec)
+        + pod_problems(spec.mounts, spec.kubernetes)
     )
 
 
@@ -204,13 +204,14 @@ def _faults(plan: RolePlan, at: str) -> list[Problem]:
     if plan.leads and not plan.need.slots_per_node:
         said = "the first role needs at least one slot on each node"
         found.append(Problem(f"{at}resources.slots_per_node", said))
-    for field in ("shm", "accelerator_memory"):
-        if at and getattr(plan.need, field) is not None:
-            found.append(Problem(f"{at}resources.{field}", "not yet supported in roles; remove it"))
-    memory = plan.need.memory
-    if at and memory is not None and memory.high is not None and not memory.is_number:
-        said = "not yet supported: upper limits; write the least amount only"
-        found.append(Problem(f"{at}resources.memory", said))
+    if at and plan.need.accelerator_memory is not None:
+        path = f"{at}resources.accelerator_memory"
+        found.append(Problem(path, "not yet supported in roles; remove it"))
+    for field in ("memory", "shm"):
+        size = getattr(plan.need, field)
+        if at and size is not None and size.high is not None and not size.is_number:
+            said = "not yet supported: upper limits; write the least amount only"
+            found.append(Problem(f"{at}resources.{field}", said))
     cpus = plan.need.cpus
     if at and cpus is not None and not cpus.is_number:
         found.append(Problem(f"{at}resources.cpus", "not yet supported: ranges; write one number"))

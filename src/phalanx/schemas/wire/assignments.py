@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from phalanx.core.contract.gang import GangContract, RolePlace
 from phalanx.core.contract.job import PythonRequirements, WarmStart
+from phalanx.core.contract.pods import PodContract
 from phalanx.schemas.wire import ASSIGNMENT_PROTOCOL
 
 
@@ -56,6 +57,7 @@ class Assignment(Message):
     gang: GangContract
     node_rank: int  # in the gang, all roles
     role: RolePlace | None = None  # None: the gang has one
+    pod: PodContract | None = None  # for executors with containers; supervisors do not need it
     address: str = ""  # where its ranks are reached; empty: the placement knows it
     node_dir: str  # <home>/jobs/j-12/a001/n0: spool, logs, exit record
     workdir: str

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.core.contract.credentials import credentials_in
+from phalanx.core.contract.pods import CONTAINERS_LABEL, PodContract
 from phalanx.core.gang.placement import Demand, Node
 from phalanx.core.jobs.model import JobPolicy
 from phalanx.core.residency import permits, residency_of
@@ -15,6 +16,7 @@ from phalanx.core.scheduling.model.entitlement import never_allowed
 from phalanx.core.scheduling.model.quotas import NarrowLimits
 from phalanx.core.scheduling.stages.reasons import holder
 from phalanx.errors import Problem
+from phalanx.executors.protocol import Executor, PodChecker
 from phalanx.kit.units import format_size
 from phalanx.schemas.pools.project_file import (
     ProjectSpec,
@@ -152,6 +154,8 @@ def misfits(spec: JobSpec, nodes: Nodes, empty: EmptyCluster, gang: QueuedJob) -
     if empty.can_hold(gang):
         return []
     usable = [node for node in nodes if not spec.pool or node.pool in spec.pool]
+    if found := _no_containers(spec, usable):
+        return found
     where = f"of pool {', '.join(spec.pool)}" if spec.pool else "of any pool"
     if not spec.roles:
         return [_unfit(spec, spec.plans[0], gang, "", usable, where)]
@@ -161,7 +165,7 @@ def misfits(spec: JobSpec, nodes: Nodes, empty: EmptyCluster, gang: QueuedJob) -
             gang,
             shape=shape,
             roles=(),
-            cpus_per_node=plan.cpus_per_node,
+            cpus_per_node=plan.planned_cpus,
             memory_per_node_bytes=demand.memory_per_node_bytes,
             slot_type=demand.slot_type,
             device_memory_bytes=demand.device_memory_bytes,
@@ -172,6 +176,36 @@ def misfits(spec: JobSpec, nodes: Nodes, empty: EmptyCluster, gang: QueuedJob) -
     within = f"one {spec.placement.required}" if spec.placement.required else "one pool"
     said = f"each role fits alone, but not all at once in {within} ({where})"
     return [Problem("roles", said)]
+
+
+def _no_containers(spec: JobSpec, usable: Nodes) -> list[Problem]:
+    """Problems for keys of containers where no node runs jobs in containers of their own."""
+    if any(CONTAINERS_LABEL in node.labels for node in usable):
+        return []
+    where = f"pool {', '.join(spec.pool)}" if spec.pool else "this platform"
+    said = f"{where} runs no containers, only pools with `executor: kubernetes` do; remove it"
+    return [Problem(key, said) for key in spec.pod_keys]
+
+
+def container_pools(
+    spec: JobSpec, nodes: Nodes, executor: Executor, contract: PodContract | None
+) -> tuple[tuple[str, ...], list[Problem]]:
+    """The pools that the job may use, and why those that it names, or all others, refuse its pods.
+
+    Without keys of containers, and where no node runs any, these are the pools that the spec names.
+    Pools that do not answer count as able: they are asked again at the start.
+    """
+    named = tuple(spec.pool)
+    if not spec.pod_keys or contract is None or not isinstance(executor, PodChecker):
+        return named, []
+    able = {node.pool for node in nodes if CONTAINERS_LABEL in node.labels}
+    asked = [pool for pool in named or sorted(able) if pool in able]
+    most = sum(plan.shape.nodes for plan in spec.plans)
+    refusals = {pool: list(executor.refusals(pool, spec.project, contract, most)) for pool in asked}
+    good = tuple(pool for pool in asked if not refusals[pool])
+    if named or not good:
+        return named, [one for pool in asked for one in refusals[pool]]
+    return (named if len(good) == len(able) else good), []
 
 
 def _demand_of(spec: JobSpec, plan: RolePlan, gang: QueuedJob) -> Demand:
@@ -290,7 +324,7 @@ def _known(names: Iterable[str]) -> str:
 
 
 def _largest(spec: JobSpec, plan: RolePlan, at: str, nodes: Nodes, where: str) -> Problem:
-    shape, cpus = plan.shape, plan.cpus_per_node
+    shape, cpus = plan.shape, plan.planned_cpus
     most_cpus = max((node.num_cpus for node in nodes), default=0)
     if cpus > most_cpus:
         return Problem(

@@ -128,6 +128,7 @@ def _assignment(
         cwd=_cwd(facts, workdir),
         command=adapter.command(gang.role, cpus).argv,
         setup=contract.setup,
+        pod=contract.pod,
         python=None if python is None else PythonPackages(root=str(home.python_dir), wanted=python),
         data=dict(contract.data),
         data_root=str(home.data_dir) if contract.data else None,

@@ -223,7 +223,9 @@ def _launch(
         for node, assignment in placed:
             platform.executor.start(node, assignment)
             started += 1
-    except (LaunchError, SpecInvalid) as error:
+    except LaunchError as error:
+        return _not_launched(attempt, started, error.message, Cause(error.cause))
+    except SpecInvalid as error:
         return _not_launched(attempt, started, error.message)
     except KeyError as error:
         return _not_launched(attempt, started, f"node {error.args[0]} has left the pool")

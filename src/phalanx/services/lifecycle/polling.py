@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from phalanx.core.jobs.events import JobEvent, NodeLost, NodeReleased
+from phalanx.core.jobs.events import JobEvent, LaunchFailed, NodeLost, NodeReleased
 from phalanx.core.jobs.model import Job, JobState, NodePhase
+from phalanx.core.reasons import OUTSIDE_CAUSES, Cause
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.services.caches.scheduler_cache import SchedulerCache
 from phalanx.services.lifecycle.commit import Note, commit_many, isolate_bugs
@@ -20,6 +21,9 @@ from phalanx.services.platform import Platform
 from phalanx.store import jobs, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.supervisors import SupervisorRow
+
+# Causes that say why a supervisor did not start; one that has checked in was lost otherwise.
+_OF_STARTS = OUTSIDE_CAUSES | {Cause.START_FAILED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +128,17 @@ def _apply_gone(
     commit_many(tx, list(ended.items()), now, "executor")
     known |= {one.job.num: one for one in jobs.load_many(tx, list(ended))}
     left: dict[int, list[JobEvent]] = {}
-    for status in gone:
+    # A cause that the executor knows says more than the loss of another node that follows from it.
+    for status in sorted(gone, key=lambda one: one.cause is None):
         ref = status.ref
         if ref.job not in known:
             continue
         before = left.setdefault(ref.job, [])
         # The first lost node ends the attempt; for the others only the release remains.
         event = _gone(known[ref.job].job, status, rows.get((ref.job, ref.attempt, ref.node_rank)))
-        if isinstance(event, NodeLost) and any(isinstance(one, NodeLost) for one in before):
+        if not isinstance(event, NodeReleased) and any(
+            not isinstance(one, NodeReleased) for one in before
+        ):
             event = NodeReleased(ref.attempt, ref.node_rank)
         before.append(event)
     commit_many(tx, list(left.items()), now, "executor", known=known)
@@ -144,7 +151,13 @@ def _gone(job: Job, status: SupervisorStatus, row: SupervisorRow | None) -> JobE
     if over or (row is not None and row.released_at is not None):
         return NodeReleased(ref.attempt, ref.node_rank)
     message = status.message or f"the supervisor of node {ref.node_rank} died"
+    starting = attempt is not None and attempt.nodes[ref.node_rank].phase is NodePhase.LAUNCHING
+    if status.cause is not None and starting:
+        return LaunchFailed(ref.attempt, ref.node_rank, message, status.cause)
+    cause = status.cause
+    if cause is None or cause in _OF_STARTS:
+        cause = Cause.NODE_LOST
     step = None
     if row is not None and attempt is not None and row.generation == attempt.generation:
         step = row.step
-    return NodeLost(ref.attempt, ref.node_rank, message, step)
+    return NodeLost(ref.attempt, ref.node_rank, message, step, cause)

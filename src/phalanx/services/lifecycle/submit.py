@@ -28,6 +28,7 @@ from phalanx.schemas.spec.support import check_supported
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.admission import (
     QuotaContext,
+    container_pools,
     facts_of,
     gang_of,
     misfits,
@@ -132,6 +133,10 @@ def check(
         ]
         resume, found = resolve_resume(platform, spec, by, here.residency)
         problems += found
+        if spec.pod_keys and not problems:
+            pod = spec.to_contract().pod
+            pools, problems = container_pools(spec, here.nodes, platform.executor, pod)
+            facts = replace(facts, pools=pools)
     if problems:
         raise SpecInvalid(problems)
     return Accepted(spec, shown_spec(resolved(spec)), policy, facts, resume)

@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.core.jobs.events import AttemptPlaced, StopRequested
 from phalanx.core.jobs.model import Job, JobState, StopGoal
-from phalanx.core.reasons import ReasonCode
+from phalanx.core.reasons import OUTSIDE_CAUSES, code_of
 from phalanx.core.scheduling import Why
 from phalanx.core.scheduling.explain.why import Victim, why, why_victim
 from phalanx.kit.text import job_label, study_label, trial_label
@@ -115,9 +115,9 @@ def _waiting(platform: Platform, view: WhyView, stored: StoredJob, now: int) -> 
 
 
 def _is_outage(job: Job, now: int) -> bool:
-    """Whether a job waits because its secret manager did not answer at its last start."""
+    """Whether a job waits because something outside of it prevented its last start."""
     waits = job.not_before is not None and job.not_before > now
-    return waits and job.reason.code is ReasonCode.SECRET_MANAGER_UNAVAILABLE
+    return waits and job.reason.code in {code_of(cause) for cause in OUTSIDE_CAUSES}
 
 
 def _answer(found: Why) -> dict[str, Any]:

@@ -147,7 +147,8 @@ def _failure(line: StoredEvent) -> tuple[str, str, int] | None:
         "failed",
     ):
         if line.kind == "node_lost":
-            return "node_lost", decode(NodeLost, line.data).message, line.at
+            lost = decode(NodeLost, line.data)
+            return lost.cause.value, lost.message, line.at
         not_launched = decode(LaunchFailed, line.data)
         return not_launched.cause.value, not_launched.message, line.at
     return None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from phalanx.core.cost.prices import NANO
 from phalanx.core.jobs.model import TERMINAL, Job, JobState
-from phalanx.core.reasons import ReasonCode
+from phalanx.core.reasons import ReasonCode, code_of
 from phalanx.core.search import events as e
 from phalanx.core.search.model import PLACED, SearchCode, Trial, TrialStatus
 from phalanx.services.studies.commit import StudyWork
@@ -37,6 +37,8 @@ _INFRASTRUCTURE = frozenset(
         ReasonCode.START_FAILED,
         ReasonCode.SECRET_UNAVAILABLE,
         ReasonCode.SECRET_MANAGER_UNAVAILABLE,
+        ReasonCode.WAITING_FOR_QUOTA,
+        ReasonCode.WAITING_FOR_SLOTS,
         ReasonCode.CHECKPOINT_MISSING,
         ReasonCode.FINAL_CHECKPOINT_NOT_SAVED,
         ReasonCode.UNPLACEABLE,
@@ -162,7 +164,7 @@ def outcome_of(job: Job) -> tuple[e.TrialOutcome, str]:
         return e.TrialOutcome.STOPPED, said
     if job.reason.code is ReasonCode.PARAMS_REJECTED:
         return e.TrialOutcome.REJECTED, job.reason.message
-    cause = None if job.last_failure is None else ReasonCode(job.last_failure.cause.value)
+    cause = None if job.last_failure is None else code_of(job.last_failure.cause)
     spent = job.reason.code in (ReasonCode.BUDGET_SPENT, ReasonCode.CRASH_LOOP)
     code = cause if spent and cause is not None else job.reason.code
     if code is ReasonCode.PARAMS_REJECTED:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
-import copy
 import json
 import threading
 import time
@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
+from phalanx.testing.kubernetes.admission import FakeAdmission
 from phalanx.testing.kubernetes.objects import CLUSTER_WIDE, ApiError, KubernetesObjects, Object
 
 _BOOKMARK_S = 1.0
@@ -33,7 +34,9 @@ class FakeKubernetes:
         self.silent = False  # watches stay open and tell nothing
         self.denied: dict[tuple[str, str], str] = {}  # message of a 403, by verb and plural
         self.calls: list[tuple[str, str]] = []  # verb and plural of every request
+        self.admission = FakeAdmission()
         self.lock = threading.Lock()
+        self._order: dict[str, tuple[int, list[tuple[tuple[str, str], Object]]]] = {}
         self._server = _serve(self)
 
     @property
@@ -95,7 +98,12 @@ class FakeKubernetes:
             return self.store.update(plural, namespace, name, body)
         if sub == "binding":
             return self._bind(namespace, name, body)
-        return self.store.create(plural, namespace, body)
+        with self.store.changed:
+            if plural == "pods":
+                self.admission.check(self.store, namespace, body)
+            if query.get("dryRun") == "All":
+                return self.store.tried(plural, namespace, body)
+            return self.store.create(plural, namespace, body)
 
     def _bind(self, namespace: str, name: str, body: Object) -> Object:
         with self.store.changed:
@@ -126,18 +134,29 @@ class FakeKubernetes:
                 version, _, after = query["continue"].partition(":")
                 if int(version) < self.store.oldest:
                     raise ApiError(410, "Expired", "the continue token is too old")
-            found = sorted(
-                (key[1:], one)
-                for key, one in self.store.objects.items()
-                if key[0] == plural and _matches(one, namespace, query)
-            )
-        found = [(key, one) for key, one in found if "/".join(key) > after]
+            found = self._ordered(plural)
+            if namespace or query.keys() & {"labelSelector", "fieldSelector"}:
+                found = [one for one in found if _matches(one[1], namespace, query)]
+        if after:
+            found = found[bisect.bisect_right(found, after, key=lambda one: "/".join(one[0])) :]
         limit = int(query.get("limit", 0)) or len(found)
         meta = {"resourceVersion": version}
         if len(found) > limit:
             meta["continue"] = f"{version}:{'/'.join(found[limit - 1][0])}"
-        items = [copy.deepcopy(one) for _, one in found[:limit]]
+        # Stored objects are replaced, never changed.
+        items = [one for _, one in found[:limit]]
         return {"kind": "List", "apiVersion": "v1", "metadata": meta, "items": items}
+
+    def _ordered(self, plural: str) -> list[tuple[tuple[str, str], Object]]:
+        """The objects of a collection by namespace and name; pages of one list share it."""
+        version, known = self._order.get(plural, (-1, []))
+        if version != self.store.version:
+            known = sorted(
+                ((key[1:], one) for key, one in self.store.objects.items() if key[0] == plural),
+                key=lambda one: "/".join(one[0]),
+            )
+            self._order[plural] = (self.store.version, known)
+        return known
 
     def watch(self, target: str) -> Iterator[Object]:
         """The events of a watch, until its time is over."""

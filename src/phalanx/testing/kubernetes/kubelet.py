@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import os
-import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -26,23 +22,9 @@ from phalanx.executors.kubernetes.credentials import from_kubeconfig
 from phalanx.executors.kubernetes.quantities import amounts, requested
 from phalanx.executors.kubernetes.reflector import Reflector
 from phalanx.kit.text import random_hex
-from phalanx.launch import linux
+from phalanx.testing.kubernetes.pod_processes import ADDRESS, PodProcesses, kill_below
 
 _LOOK_S = 0.05
-ADDRESS = "127.0.0.1"
-
-
-@dataclass(slots=True)
-class RunningPod:
-    """A pod as local processes, with the files that its container sees."""
-
-    process: subprocess.Popen[bytes]
-    root: Path
-    node: str
-    namespace: str
-    name: str
-    stop_at: float | None = None  # when it is killed; None: it was not asked to end
-    reported: bool = False
 
 
 @dataclass(slots=True)
@@ -63,7 +45,7 @@ class ProcessKubelet:
         self.client = KubernetesClient(from_kubeconfig(kubeconfig))
         self.root = root
         self.nodes: dict[str, FakeNode] = {}
-        self.running: dict[str, RunningPod] = {}
+        self.running: dict[str, PodProcesses] = {}
         self.starts: dict[str, int] = {}  # containers ever started, by pod name
         self.missing_images: set[str] = set()
         self._lock = threading.RLock()
@@ -93,7 +75,7 @@ class ProcessKubelet:
         self.partition(name)
         with self._lock:
             for pod in [one for one in self.running.values() if one.node == name]:
-                _kill(pod.process)
+                pod.kill()
 
     def partition(self, name: str) -> None:
         """Cut a node off from the API server; its processes continue."""
@@ -114,8 +96,9 @@ class ProcessKubelet:
         """Kill the first process of a pod's container, which ends all others."""
         with self._lock:
             found = next(one for one in self.running.values() if one.name == pod)
+            assert found.process is not None
             if number == signal.SIGKILL:
-                _kill(found.process)
+                kill_below(found.process)
             else:
                 found.process.send_signal(number)
 
@@ -125,8 +108,8 @@ class ProcessKubelet:
         self._pods.close()
         self._thread.join(10)
         for pod in self.running.values():
-            _kill(pod.process)
-            pod.process.wait()
+            pod.kill()
+            pod.wait()
         self.client.close()
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -195,66 +178,58 @@ class ProcessKubelet:
         self._pods.put(self.client.call("POST", f"{path}/binding", body))
 
     def _begin(self, pod: Object) -> None:
-        container = pod["spec"]["containers"][0]
-        if container["image"] in self.missing_images:
-            waiting = {"reason": "ErrImagePull", "message": f"{container['image']}: not found"}
-            self._status(
-                _path(pod), {"containerStatuses": [_state(container, {"waiting": waiting})]}
-            )
-            return
+        spec = pod["spec"]
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            if container["image"] in self.missing_images:
+                waiting = {"reason": "ErrImagePull", "message": f"{container['image']}: not found"}
+                init = container is not spec["containers"][0]
+                key = "initContainerStatuses" if init else "containerStatuses"
+                states = [_state(container, {"waiting": waiting})]
+                self._status(_path(pod), {key: states})
+                return
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
-        root = self.root / "pods" / uid
-        seen = self._folders(pod, root)
-        env = {"PATH": f"{Path(sys.executable).parent}:{os.defpath}", "HOME": str(root)}
-        for entry in container.get("env") or ():
-            # The file system of a container is a folder here: paths are rewritten.
-            value = ADDRESS if "valueFrom" in entry else str(entry["value"])
-            below = [one for one in seen if value == one or value.startswith(f"{one}/")]
-            env[entry["name"]] = str(seen[below[0]]) + value[len(below[0]) :] if below else value
-        argv = [*container["command"], *(container.get("args") or ())]
-        with open(root / "log", "ab") as log:
-            process = subprocess.Popen(
-                [shutil.which(argv[0], path=env["PATH"]) or argv[0], *argv[1:]],
-                env=env,
-                cwd=root,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        node = pod["spec"]["nodeName"]
-        self.running[uid] = RunningPod(process, root, node, pod["metadata"]["namespace"], name)
+        self.running[uid] = PodProcesses(pod, self.root / "pods" / uid, self._secrets(pod))
         self.starts[name] = self.starts.get(name, 0) + 1
-        running = _state(container, {"running": {}})
-        self._status(
-            _path(pod),
-            {"phase": "Running", "podIP": ADDRESS, "containerStatuses": [running]},
-        )
+        self._advance(pod, self.running[uid])
 
-    def _folders(self, pod: Object, root: Path) -> dict[str, Path]:
-        """The folders and files that a container sees, by their path there."""
-        root.mkdir(parents=True, mode=0o700)
-        (root / "tmp").mkdir(mode=0o700)
-        (root / "termination-log").touch()
-        seen = {"/tmp": root / "tmp", "/dev/termination-log": root / "termination-log"}
-        volumes = {one["name"]: one for one in pod["spec"].get("volumes") or ()}
-        for mount in pod["spec"]["containers"][0].get("volumeMounts") or ():
-            folder = root / "volumes" / mount["name"]
-            folder.mkdir(parents=True, exist_ok=True)
-            secret = volumes[mount["name"]].get("secret")
-            if secret is not None:
+    def _secrets(self, pod: Object) -> dict[str, dict[str, bytes]]:
+        """The contents of mounted Secrets by the name of their volume."""
+        found = {}
+        for volume in pod["spec"].get("volumes") or ():
+            if "secret" in volume:
                 path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/secrets"
-                found = self.client.call("GET", f"{path}/{secret['secretName']}")
-                for name, text in found["data"].items():
-                    (folder / name).write_bytes(base64.b64decode(text))
-            seen[mount["mountPath"]] = folder
-        return seen
+                one = self.client.call("GET", f"{path}/{volume['secret']['secretName']}")
+                data = {key: base64.b64decode(text) for key, text in one["data"].items()}
+                found[volume["name"]] = data
+        return found
 
-    def _follow(self, pod: Object, running: RunningPod) -> None:
-        code = running.process.poll()
+    def _advance(self, pod: Object, running: PodProcesses) -> None:
+        """Start what is next, and tell it."""
+        changed = False
+        while running.advance():
+            changed = True
+        if changed:
+            state: Object = {"waiting": {"reason": "PodInitializing"}}
+            if running.process is not None:
+                state = {"running": {}}
+            status: Object = {
+                "phase": "Pending" if running.process is None else "Running",
+                "podIP": ADDRESS,
+                "containerStatuses": [_state(pod["spec"]["containers"][0], state)],
+            }
+            if pod["spec"].get("initContainers"):
+                status["initContainerStatuses"] = running.init_statuses()
+            self._status(_path(pod), status)
+
+    def _follow(self, pod: Object, running: PodProcesses) -> None:
+        self._advance(pod, running)
+        code = running.exit_code
         if code is not None:
             message = (running.root / "termination-log").read_text()
-            self._report(pod, code if code >= 0 else 128 - code, message, "Completed")
+            if code and not message:
+                # FallbackToLogsOnError
+                message = (running.root / "log").read_text(errors="replace")[-2048:]
+            self._report(pod, code, message, "Completed", running)
             running.reported = True
             return
         grace = pod["metadata"].get("deletionGracePeriodSeconds")
@@ -262,24 +237,39 @@ class ProcessKubelet:
             return
         now = time.monotonic()
         if running.stop_at is None:
-            running.process.send_signal(signal.SIGTERM)
+            running.terminate()
             running.stop_at = now + grace
         running.stop_at = min(running.stop_at, now + grace)
         if now >= running.stop_at:
-            _kill(running.process)
+            running.kill()
 
-    def _report(self, pod: Object, code: int, message: str, reason: str) -> None:
+    def _report(
+        self,
+        pod: Object,
+        code: int,
+        message: str,
+        reason: str,
+        running: PodProcesses | None = None,
+    ) -> None:
         container = pod["spec"]["containers"][0]
         word = "Completed" if code == 0 else "Error"
-        ended = {"exitCode": code, "reason": word if reason == "Completed" else reason}
+        ended: Object = {"exitCode": code, "reason": word if reason == "Completed" else reason}
         ended |= {"message": message} if message else {}
-        self._status(
-            _path(pod),
-            {
-                "phase": "Failed" if code else "Succeeded",
-                "containerStatuses": [_state(container, {"terminated": ended})],
-            },
-        )
+        state: Object = {"terminated": ended}
+        status: Object = {}
+        if running is not None and pod["spec"].get("initContainers"):
+            if running.failed_init is not None:
+                state = {"waiting": {"reason": "PodInitializing"}}
+            else:
+                # The sidecars run for a moment longer.
+                self._status(_path(pod), {"containerStatuses": [_state(container, state)]})
+            running.end_sidecars()
+            status["initContainerStatuses"] = running.init_statuses()
+        status |= {
+            "phase": "Failed" if code else "Succeeded",
+            "containerStatuses": [_state(container, state)],
+        }
+        self._status(_path(pod), status)
         if pod["metadata"].get("deletionTimestamp"):
             self._confirm_deletion(pod)
 
@@ -314,12 +304,3 @@ def _lives(pod: Object) -> bool:
 def _path(pod: Object) -> str:
     meta = pod["metadata"]
     return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a container's first process and everything below, as the end of a PID namespace does."""
-    with contextlib.suppress(ProcessLookupError):
-        # Stopped first: it must not notice that the others end.
-        process.send_signal(signal.SIGSTOP)
-        linux.kill_below(process.pid, frozenset(), lambda: None)
-        process.kill()

@@ -57,16 +57,21 @@ class KubernetesObjects:
         self.oldest = 1
         self.uids: dict[str, list[str]] = {}  # uids ever created, by plural/name
 
+    def tried(self, plural: str, namespace: str, body: Object) -> Object:
+        """Check a new object as `create` does, and store nothing. Raises ApiError."""
+        name = body["metadata"]["name"]
+        if (plural, namespace, name) in self.objects:
+            raise ApiError(409, "AlreadyExists", f'{plural} "{name}" already exists')
+        if namespace and ("namespaces", "", namespace) not in self.objects:
+            raise ApiError(404, "NotFound", f'namespaces "{namespace}" not found')
+        return body
+
     def create(self, plural: str, namespace: str, body: Object) -> Object:
         """Store a new object. Raises ApiError."""
         with self.changed:
             meta = body.setdefault("metadata", {})
             key = (plural, namespace, meta["name"])
-            if key in self.objects:
-                said = f'{plural} "{meta["name"]}" already exists'
-                raise ApiError(409, "AlreadyExists", said)
-            if namespace and ("namespaces", "", namespace) not in self.objects:
-                raise ApiError(404, "NotFound", f'namespaces "{namespace}" not found')
+            self.tried(plural, namespace, body)
             meta |= {"uid": random_hex(32), "creationTimestamp": _now()}
             if namespace:
                 meta["namespace"] = namespace

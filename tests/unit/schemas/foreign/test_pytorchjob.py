@@ -160,14 +160,14 @@ def test_unequal_templates_are_refused_with_what_would_work() -> None:
         ("nvidia.com/gpu: 8", "nvidia.com/gpu: 1e9999999999", "must be a quantity such as 8"),
         ("nvidia.com/gpu: 8", "nvidia.com/gpu: 100000", "must be a whole number of at most 4096"),
         ("nvidia.com/gpu: 8", "nvidia.com/gpu: 6", "8 processes on a node with 6 GPUs"),
-        ("nvidia.com/gpu: 8", "rdma/ib: 1", "rdma/ib is not a resource of a job"),
+        ("nvidia.com/gpu: 8", "rdma/ib: 0.5", "must be a whole amount"),
         ("memory: 64Gi", "memory: lots", "must be a quantity"),
         (
             "name: pytorch",
             "name: pytorch\n            lifecycle: {x: 1}",
             "lifecycle: pods of a job have no such setting",
         ),
-        ("nvidia.com/gpu.product: H100", "example.com/rack: a", "labels with a slash"),
+        ("nvidia.com/gpu.product: H100", "example.com/rack: 7", "must be text"),
         (
             "OnFailure",
             "Sometimes",
@@ -298,3 +298,56 @@ def test_no_file_crashes_the_conversion_and_no_key_is_ignored(data: st.DataObjec
         if not found.problems:
             with contextlib.suppress(SpecInvalid):
                 validate_spec(found.spec)
+
+
+def test_keys_of_pods_become_the_section_kubernetes() -> None:
+    data = yaml.safe_load(JOB)
+    pod = data["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    pod |= {
+        "serviceAccountName": "trainer",
+        "nodeSelector": {"example.com/rack": "a", "disk": "ssd"},
+        "tolerations": [{"key": "example.com/gpu", "value": "yes", "effect": "NoSchedule"}],
+        "imagePullSecrets": [{"name": "registry"}],
+        "hostNetwork": True,
+        "initContainers": [
+            {"name": "unpack", "image": "tools:1", "command": ["tar", "x"]},
+            {"name": "proxy", "image": "proxy:2", "restartPolicy": "Always"},
+        ],
+    }
+    pod["containers"][0]["resources"]["limits"]["rdma/ib"] = 1
+    limits = {"cpu": "500m", "memory": "1Gi"}
+    metrics = {"name": "metrics", "image": "exporter:1", "env": [{"name": "A", "value": "b"}]}
+    pod["containers"].append({**metrics, "resources": {"limits": limits}})
+    pod["containers"][0]["volumeMounts"].append({"name": "scratch", "mountPath": "/scratch"})
+    pod["volumes"].append({"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}})
+    found = converted(yaml.safe_dump(data))
+    assert not found.problems
+    assert found.spec["kubernetes"] == {
+        "resources": {"rdma/ib": 1},
+        "node_selector": {"example.com/rack": "a"},
+        "tolerations": [{"key": "example.com/gpu", "value": "yes", "effect": "NoSchedule"}],
+        "sidecars": [
+            {"name": "metrics", "image": "exporter:1", "env": {"A": "b"}, "cpus": 0.5}
+            | {"memory": 2**30},
+            {"name": "proxy", "image": "proxy:2"},
+        ],
+        "init": [{"name": "unpack", "image": "tools:1", "command": ["tar", "x"]}],
+        "service_account": "trainer",
+        "image_pull_secrets": ["registry"],
+        "host_network": True,
+    }
+    assert found.spec["mounts"] == ["pvc:corpus:/data", f"emptydir:{2**30}:/scratch"]
+    assert found.spec["placement"] == {"selector": {"disk": "ssd"}}
+    spec = validate_spec(found.spec)
+    assert validate_spec(resolved(spec)) == spec
+    assert "kubernetes" not in converted(yaml.safe_dump(data), local=True).spec
+
+
+def test_a_secret_of_a_container_beside_the_ranks_is_refused() -> None:
+    data = yaml.safe_load(JOB)
+    pod = data["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    env = [{"name": "API_TOKEN", "value": "x"}]
+    pod["initContainers"] = [{"name": "a", "image": "b:1", "env": env}]
+    assert any(
+        "API_TOKEN is a secret: mount a Secret" in one for one in refusals(yaml.safe_dump(data))
+    )

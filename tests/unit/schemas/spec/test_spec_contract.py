@@ -34,6 +34,8 @@ KEYS = {
     "wait": ("90s", {"wait_s": 90.0}),
     "on_final_failure": ("fail", {"on_final_failure": "fail"}),
     "continue": (True, {"continues": True}),
+    # Resolved when the job is submitted; the contract has it beside the policy.
+    "resume_from": ("j-12", {}),
 }
 DEFAULT = {"every": SaveInterval(600.0), "keep": Keep(last=3)}
 

@@ -56,14 +56,15 @@ framework: jax
 env_compat: [slurm]
 image: example.org/train:1
 resources: {nodes: 2+, slots_per_node: 8, accelerator: H100, accelerator_memory: 40GB..80GB,
-            cpus: 16.., memory: 800GB..900GB, shm: 64GB}
+            cpus: 16.., memory: 800GB..900GB, shm: 64GB..65GB}
 roles: {server: {nodes: 1, run: python ps.py, resources: {cpus: 8}}}
 data: {train: "s3://data/cifar"}
 placement: {required: rack, preferred: node}
 checkpoint: {every: auto, store: "s3://ckpt/vision"}
 stall: {after: auto}
 secrets: [WANDB_KEY]
-mounts: ["s3://data:/data:ro"]
+mounts: ["pvc:data:/data:ro"]
+kubernetes: {service_account: trainer, node_selector: {example.com/rack: a}}
 budget: {usd: 400}
 depends_on: [12, j-13]
 array: 0-9
@@ -149,8 +150,8 @@ def test_what_is_written_out_reads_back_the_same(text: str):
 def test_every_field_that_is_not_built_yet_is_refused_by_name():
     refused = {one.path for one in check_supported(load_spec(EVERYTHING))}
     expected = (
-        "class checkpoint env_compat image resources.nodes resources.cpus resources.memory "
-        "resources.shm resources.accelerator_memory mounts schedule"
+        "class checkpoint env_compat resources.nodes resources.cpus resources.memory "
+        "resources.shm resources.accelerator_memory schedule"
     )
     assert refused == set(expected.split())
 
@@ -160,7 +161,8 @@ def test_no_field_is_neither_live_nor_refused():
     live = (
         "schema name project labels run setup framework workdir resources pool priority "
         "max_duration grace checkpoint recovery warm env training secrets stall placement "
-        "preemptible metrics python roles data communication description depends_on array budget"
+        "preemptible metrics python roles data communication description depends_on array budget "
+        "image mounts kubernetes residency"
     )
     refused = {one.path.partition(".")[0] for one in check_supported(load_spec(EVERYTHING))}
     known = {field.alias or name for name, field in JobSpec.model_fields.items()}

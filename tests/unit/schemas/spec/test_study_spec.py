@@ -217,7 +217,7 @@ def test_a_job_that_is_nested_too_deep_is_refused():
             "rungs.type: trials of JAX cannot pause at a rung; write `type: stop`",
         ),
         ({"job": {"run": "true", "rnu": 1}}, "job.rnu: unknown key; did you mean run?"),
-        ({"job": {"run": "true", "image": "x"}}, "job.image: not yet supported"),
+        ({"job": {"run": "true", "env_compat": ["slurm"]}}, "job.env_compat: not yet"),
         (
             {"job": {"run": "true", "budget": {"usd": 1}}},
             "job.budget: trials have none of their own",

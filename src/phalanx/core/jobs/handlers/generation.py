@@ -21,7 +21,7 @@ from phalanx.core.jobs.model import (
     NodeStatus,
     StopGoal,
 )
-from phalanx.core.reasons import Cause, Reason, ReasonCode, reason_of
+from phalanx.core.reasons import OUTSIDE_CAUSES, Cause, Reason, ReasonCode, reason_of
 
 _RANKS_EXIST = (NodePhase.UP, NodePhase.READY)
 
@@ -207,14 +207,14 @@ def judge(job: Job, failure: Failure, now: int) -> RecoveryVerdict:
     # An unlimited budget ends after too many generations without progress.
     if (
         budget.count is None
-        and cause not in (Cause.PREEMPTED, Cause.SECRET_MANAGER_UNAVAILABLE)
+        and cause not in (Cause.PREEMPTED, Cause.NODE_DRAINED, *OUTSIDE_CAUSES)
         and no_progress > policy.max_no_progress
     ):
         loop = f"{message}; {no_progress} consecutive generations completed no new step"
         return RecoveryVerdict(Reason(ReasonCode.CRASH_LOOP, loop))
     # No back-off before the first restart: most faults are transient, and the slots would idle.
     wait_s = 0.0
-    if cause is Cause.SECRET_MANAGER_UNAVAILABLE:
+    if cause in OUTSIDE_CAUSES:
         # An outage lasts: each start that it prevents waits longer than the one before it.
         wait_s = min(budget.max_wait_s, budget.first_wait_s * 2.0 ** min(used, 20))
     elif no_progress > 1 and budget.first_wait_s > 0:

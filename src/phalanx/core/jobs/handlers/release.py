@@ -9,7 +9,7 @@ from phalanx.core.jobs import events as e
 from phalanx.core.jobs.handlers.generation import advance, charge, judge
 from phalanx.core.jobs.handlers.steps import US, live, stop
 from phalanx.core.jobs.model import Decision, Job, JobState, NodePhase, StopGoal
-from phalanx.core.reasons import Cause, Reason, ReasonCode
+from phalanx.core.reasons import OUTSIDE_CAUSES, Cause, Reason, ReasonCode
 
 NodeGone = e.NodeReleased | e.NodeLost | e.LaunchFailed
 
@@ -32,7 +32,7 @@ def _lose_attempt(job: Job, event: NodeGone, now: int) -> Job:
     attempt = live(job)
     failure = _failure_of(event, now)
     # A start that an outage outside of the job prevented says nothing about its progress.
-    if failure.cause is not Cause.SECRET_MANAGER_UNAVAILABLE:
+    if failure.cause not in OUTSIDE_CAUSES:
         job = advance(job, event.step if isinstance(event, e.NodeLost) else None)
     verdict = judge(job, failure, now)
     attempt = replace(attempt, failures=(*attempt.failures, failure))
@@ -46,10 +46,10 @@ def _lose_attempt(job: Job, event: NodeGone, now: int) -> Job:
 def _failure_of(event: NodeGone, now: int) -> Failure:
     if isinstance(event, e.LaunchFailed):
         return Failure(event.cause, None, event.node_rank, now, event.message)
-    message = f"the supervisor of node {event.node_rank} ended"
+    message, cause = f"the supervisor of node {event.node_rank} ended", Cause.NODE_LOST
     if isinstance(event, e.NodeLost):
-        message = event.message
-    return Failure(Cause.NODE_LOST, None, event.node_rank, now, message)
+        message, cause = event.message, event.cause
+    return Failure(cause, None, event.node_rank, now, message)
 
 
 def _free_slots(job: Job, now: int) -> Job:

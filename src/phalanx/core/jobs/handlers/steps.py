@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs.model import Attempt, Job, JobState, StopGoal
-from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.reasons import Reason, ReasonCode, reason_of
 from phalanx.errors import InvariantBroken
 
 US = 1_000_000
@@ -26,7 +26,7 @@ def record_failure(job: Job, failure: Failure) -> Job:
     if job.state is JobState.STOPPING:
         return replace(job, attempt=attempt)
     first = attempt.failure or failure
-    reason = Reason(ReasonCode(first.cause.value), first.message)
+    reason = reason_of(first.cause, first.message)
     state = JobState.RECOVERING if job.state is JobState.RUNNING else job.state
     return replace(job, attempt=attempt, reason=reason, state=state)
 

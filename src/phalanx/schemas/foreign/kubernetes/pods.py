@@ -9,9 +9,11 @@ from typing import Any
 
 from phalanx.kit.units import parse_quantity
 from phalanx.schemas.foreign.documents import unfilled_in
+from phalanx.schemas.foreign.kubernetes.side_containers import SIDE_CONTAINER, read_side
 from phalanx.schemas.foreign.needs import PodNeeds
 from phalanx.schemas.foreign.reader import ForeignReader
 from phalanx.schemas.foreign.rules import KeyAction, KeyRule, dropped, mapped, refused, under
+from phalanx.schemas.spec.fields import MAX_WHOLE
 from phalanx.schemas.spec.roles import OUR_PREFIXES, OURS
 
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
@@ -49,12 +51,7 @@ _CONTAINER: tuple[KeyRule, ...] = (
 )
 POD_SPEC: tuple[KeyRule, ...] = (
     *under("containers.*", _CONTAINER),
-    *refused(
-        "containers before the ranks are not supported; write their command in `setup:` of a job spec, or "
-        "inputs in `data:`",
-        "initContainers",
-        of_image=True,
-    ),
+    *under("initContainers.*", SIDE_CONTAINER),
     *refused("not supported", "ephemeralContainers", of_image=True),
     *mapped("mounts", "volumes", of_image=True),
     *mapped("placement.selector", "nodeSelector", "affinity.nodeAffinity", of_image=True),
@@ -70,11 +67,14 @@ POD_SPEC: tuple[KeyRule, ...] = (
     *dropped("the pool decides", "automountServiceAccountToken", "enableServiceLinks", "dnsPolicy"),
     *dropped("the pool decides", "setHostnameAsFQDN", "subdomain", "hostname", "hostnameOverride"),
     *dropped("the pool decides", "readinessGates", "os"),
-    *refused(_NO_POD, "dnsConfig", "hostAliases", "hostIPC", "hostNetwork", of_image=True),
-    *refused(_NO_POD, "hostPID", "hostUsers", "imagePullSecrets", "overhead", of_image=True),
-    *refused(_NO_POD, "resourceClaims", "resources", "runtimeClassName", of_image=True),
+    *refused(_NO_POD, "dnsConfig", "hostAliases", "hostIPC", of_image=True),
+    *mapped("kubernetes.host_network", "hostNetwork", of_image=True),
+    *refused(_NO_POD, "hostPID", "hostUsers", "overhead", of_image=True),
+    *mapped("kubernetes.image_pull_secrets", "imagePullSecrets", of_image=True),
+    *refused(_NO_POD, "resourceClaims", "resources", of_image=True),
+    *mapped("kubernetes.runtime_class", "runtimeClassName", of_image=True),
     *refused(_NO_POD, "schedulingGates", "schedulingGroup", "securityContext", of_image=True),
-    *refused(_NO_POD, "serviceAccount", "serviceAccountName", of_image=True),
+    *mapped("kubernetes.service_account", "serviceAccount", "serviceAccountName", of_image=True),
     *refused(_NO_POD, "shareProcessNamespace", of_image=True),
 )
 POD_TEMPLATE: tuple[KeyRule, ...] = (
@@ -114,6 +114,7 @@ def read_pod(
     _volumes(spec, main, needs)
     if not template.log.local:
         _placement(spec, needs)
+        _pod_keys(spec, main, needs)
     needs.grace = spec.whole("terminationGracePeriodSeconds", 0, 86_400)
     return needs
 
@@ -176,13 +177,34 @@ def _main(spec: ForeignReader, name: str | None) -> ForeignReader | None:
         spec.refuse("containers", said)
         return None
     for other in containers:
-        if other is not named[0]:
-            said = "a container beside the one that trains"
-            if spec.log.local:
-                spec.log.note(other.line, other.shown, KeyAction.DROPPED, f"{said}: left out")
-            else:
-                spec.log.refuse(other.line, other.shown, f"{said} is not supported; remove it")
+        if other is not named[0] and spec.log.local:
+            said = "a container beside the one that trains: left out"
+            spec.log.note(other.line, other.shown, KeyAction.DROPPED, said)
     return named[0]
+
+
+def _pod_keys(spec: ForeignReader, main: ForeignReader, needs: PodNeeds) -> None:
+    """The keys of pods beside the container that trains."""
+    inits = spec.entries("initContainers")
+    beside = [one for one in spec.entries("containers") if one.path != main.path]
+    beside += [one for one in inits if one.value("restartPolicy") == "Always"]
+    for one in beside:
+        spec.log.note(one.line, one.shown, KeyAction.MAPPED, "kubernetes.sidecars")
+        needs.add("sidecars", [read_side(one)])
+    for one in inits:
+        if one.value("restartPolicy") != "Always":
+            needs.add("init", [read_side(one)])
+    account = spec.text("serviceAccountName") or spec.text("serviceAccount")
+    for key, value in (
+        ("service_account", account),
+        ("runtime_class", spec.text("runtimeClassName")),
+    ):
+        if value:
+            needs.kubernetes[key] = value
+    for one in spec.entries("imagePullSecrets"):
+        needs.add("image_pull_secrets", [one.text("name")])
+    if spec.value("hostNetwork") is True:
+        needs.kubernetes["host_network"] = True
 
 
 def _environment(main: ForeignReader, needs: PodNeeds) -> None:
@@ -259,13 +281,13 @@ def _resources(main: ForeignReader, section: ForeignReader, needs: PodNeeds) -> 
             needs.cpus = None if main.log.local else max(math.ceil(amount), 1)
         elif name == "memory":
             needs.memory = None if main.log.local else math.ceil(amount)
-        elif name == "ephemeral-storage":
-            at.note(name, KeyAction.DROPPED, "the pool decides")
         elif main.log.local:
             at.note(name, KeyAction.DROPPED, "left out by --local")
+        elif amount != int(amount) or not 1 <= amount <= MAX_WHOLE:
+            at.refuse(name, "must be a whole amount such as 1 or 100Gi", value)
         else:
-            said = f"{name} is not a resource of a job; supported: cpu, memory, {', '.join(GPUS)}"
-            at.refuse(name, said)
+            needs.add("resources", {name: int(amount)})
+            at.note(name, KeyAction.MAPPED, f"kubernetes.resources.{name}")
 
 
 def _amount(at: ForeignReader, name: str, value: Any) -> Any:
@@ -313,23 +335,30 @@ def _mount(volume: ForeignReader, mount: ForeignReader, path: str, needs: PodNee
             needs.shm = math.ceil(amount)
             mount.log.came_from(inner.line, "resources.shm")
         return
-    if kind == "emptyDir":
-        said = "an empty folder: the program makes it in the container"
-        mount.log.note(mount.line, mount.shown, KeyAction.DROPPED, said)
-        return
     sources = {
         "persistentVolumeClaim": ("pvc", inner.value("claimName")),
         "configMap": ("configmap", inner.value("name")),
         "secret": ("secret", inner.value("secretName")),
         "nfs": ("nfs", f"{inner.value('server')}:{inner.value('path')}"),
+        "hostPath": ("hostpath", inner.value("path")),
+        "emptyDir": ("emptydir", _limit(inner)),
     }
     word, source = sources.get(kind, ("", None))
     if not isinstance(source, str) or mount.value("subPath") or mount.value("subPathExpr"):
-        said = "persistentVolumeClaim, configMap, secret and nfs without subPath"
+        said = (
+            "persistentVolumeClaim, configMap, secret, nfs, hostPath and emptyDir without subPath"
+        )
         volume.refuse(kind, f"this volume is not supported; supported: {said}")
         return
-    needs.mounts.append(f"{word}:{source}:{path}{mode}")
+    needs.mounts.append(f"{word}:{source}:{path}{mode}" if source else f"{word}:{path}{mode}")
     mount.log.came_from(mount.line, "mounts")
+
+
+def _limit(inner: ForeignReader) -> str:
+    """The size of an emptyDir in bytes as text; empty: no limit."""
+    limit = inner.value("sizeLimit")
+    amount = None if limit is None else _amount(inner, "sizeLimit", limit)
+    return "" if amount is None else str(math.ceil(amount))
 
 
 def _placement(spec: ForeignReader, needs: PodNeeds) -> None:
@@ -345,15 +374,20 @@ def _placement(spec: ForeignReader, needs: PodNeeds) -> None:
         elif re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", key):
             needs.selector[key] = value
         else:
-            said = "labels with a slash cannot be selected; label nodes in the pool file instead"
-            where.refuse(key, said)
+            needs.add("node_selector", {key: value})
+            where.note(key, KeyAction.MAPPED, "kubernetes.node_selector")
     for one in spec.entries("tolerations"):
-        key = one.value("key")
-        if isinstance(key, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", key):
+        key, value, effect = one.value("key"), one.value("value"), one.value("effect")
+        plain = value is None and effect is None
+        if not isinstance(key, str) or not key:
+            said = "needs a key here: write each taint that the job tolerates"
+            one.log.note(one.line, one.shown, KeyAction.DROPPED, said)
+        elif plain and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", key):
             needs.tolerate.append(key)
         else:
-            said = "only keys without a slash are tolerations here"
-            one.log.note(one.line, one.shown, KeyAction.DROPPED, said)
+            told = {"key": key, "value": value, "effect": effect}
+            kept = {name: text for name, text in told.items() if text is not None}
+            needs.add("tolerations", [kept])
 
 
 def _affinity(at: ForeignReader) -> dict[str, tuple[ForeignReader, Any]]:

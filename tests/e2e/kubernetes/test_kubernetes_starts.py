@@ -1,0 +1,161 @@
+"""Starts that a cluster refuses or delays: each has its cause, keeps nothing, and blocks no other start."""
+
+import threading
+
+import pytest
+
+from e2e.kubernetes.test_kubernetes_contract import KubernetesRig, alive, start_slice
+from phalanx.core.gang.placement import NodeShare, Placement
+from phalanx.core.reasons import Cause
+from phalanx.errors import ExecutorUnavailable, LaunchError
+from phalanx.testing.executors import ref_of
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+NAMESPACE = "phalanx-tests"
+
+
+@pytest.fixture
+def rig(cluster, tmp_path):
+    cluster.add_nodes(3)
+    rig = KubernetesRig(cluster, tmp_path)
+    yield rig
+    rig.close()
+    wait_until(lambda: cluster.left() == [], "an empty cluster")
+
+
+def gang(rig, nodes, slots=1, **changes):
+    changes = {"num_nodes": nodes, **changes}
+    return [rig.assignment(1, node_rank=rank, **changes) for rank in range(nodes)]
+
+
+def placement(rig, nodes, slots=1):
+    shares = [
+        NodeShare(one.id, "", tuple(range(slots))) for one in rig.executor.inventory()[:nodes]
+    ]
+    return Placement("kube", tuple(shares))
+
+
+def reserve(rig, nodes, slots=1):
+    rig.pool = rig.pool.model_copy(update={"checkpoints": "/shared"})
+    rig.executor._pool = rig.executor._launcher._pool = rig.pool
+    made = gang(rig, nodes)
+    rig.executor.reserve(placement(rig, nodes, slots), made)
+    return [ref_of(one) for one in made]
+
+
+def ended(rig, ref):
+    return wait_until(lambda: not (one := rig.executor.poll([ref])[0]).alive and one)
+
+
+def test_a_missing_image_is_a_failed_start_at_once_and_leaves_nothing(rig):
+    rig.cluster.kubelet.missing_images.add("phalanx:test")
+    (ref,) = reserve(rig, 1)
+    found = ended(rig, ref)
+    assert found.cause is Cause.START_FAILED
+    assert "cannot be pulled: ErrImagePull: phalanx:test: not found" in found.message
+    assert rig.cluster.left() == []
+
+
+def test_an_image_without_phalanx_ends_with_its_last_output(rig, monkeypatch):
+    monkeypatch.setattr(
+        "phalanx.executors.kubernetes.manifests._COMMAND", ["python", "-m", "phalanx_is_not_here"]
+    )
+    (ref,) = reserve(rig, 1)
+    found = ended(rig, ref)
+    assert found.cause is Cause.START_FAILED
+    assert "ended with code 1" in found.message
+    assert "No module named phalanx_is_not_here" in found.message
+
+
+def test_a_quota_is_what_the_job_waits_for_and_no_part_of_its_gang_is_left(rig):
+    rig.cluster.api.admission.quotas[NAMESPACE] = ("team", {"pods": "2"})
+    refs = reserve(rig, 3)
+    wait_until(lambda: not rig.executor._launcher.is_creating(refs[0]))
+    causes = {one.cause for one in rig.executor.poll(refs) if not one.alive}
+    assert Cause.CLUSTER_QUOTA in causes
+    said = " ".join(one.message for one in rig.executor.poll(refs))
+    assert "exceeded quota: team, requested: pods=1, used: pods=2, limited: pods=2" in said
+    for ref in refs:
+        rig.executor.stop(ref)
+    wait_until(lambda: not any(one.alive for one in rig.executor.poll(refs)))
+    assert rig.cluster.left() == []
+
+
+def test_a_quota_that_takes_no_pod_is_found_without_creating_one(rig):
+    rig.cluster.api.admission.quotas[NAMESPACE] = ("team", {"requests.cpu": "500m"})
+    with pytest.raises(LaunchError, match="exceeded quota: team") as caught:
+        reserve(rig, 1)
+    assert caught.value.cause == "cluster_quota"
+    assert rig.cluster.left() == []
+
+
+def test_policies_are_named_before_anything_is_created(rig):
+    admission = rig.cluster.api.admission
+    admission.restricted.add(NAMESPACE)
+    with pytest.raises(LaunchError, match=r"Pod Security level of namespace.*runAsNonRoot != true"):
+        reserve(rig, 1)
+    admission.restricted.clear()
+    admission.webhook = 'admission webhook "images.example.com" denied the request: unsigned'
+    with pytest.raises(LaunchError, match="refuses the pods: admission webhook"):
+        reserve(rig, 1)
+    assert rig.cluster.left() == []
+
+
+def test_a_pod_that_is_not_bound_in_time_waits_for_slots_with_the_scheduler_s_words(rig):
+    rig.pool = rig.pool.model_copy(update={"reserve_within": 0.1})
+    (ref,) = reserve(rig, 1, slots=64)  # the cluster lost room after the plan
+    found = ended(rig, ref)
+    assert found.cause is Cause.UNSCHEDULABLE
+    assert "0/3 nodes are available: Insufficient cpu." in found.message
+    assert rig.cluster.left() == []
+
+
+def test_a_reservation_returns_while_its_pods_are_created_and_a_stop_ends_it(rig, monkeypatch):
+    held, launcher = threading.Event(), rig.executor._launcher
+    make = launcher._make
+
+    def slow(names, plural, body, digest):
+        if plural == "pods":
+            assert held.wait(60)
+        return make(names, plural, body, digest)
+
+    monkeypatch.setattr(launcher, "_make", slow)
+    refs = reserve(rig, 3)  # returns: another job may be started now
+    assert all(one.alive for one in rig.executor.poll(refs))
+    for ref in refs:
+        rig.executor.stop(ref)
+    assert all(alive(rig, ref) for ref in refs)  # a request may be on its way
+    held.set()
+    wait_until(lambda: not any(one.alive for one in rig.executor.poll(refs)))
+    assert rig.cluster.left() == []
+
+
+def test_a_tpu_slice_has_a_service_that_ends_with_its_attempt(rig):
+    refs = start_slice(rig)
+    wait_until(lambda: len(rig.cluster.kubelet.starts) == 2)
+    assert [key for key in rig.cluster.api.store.objects if key[0] == "services"]
+    for ref in refs:
+        rig.executor.stop(ref)
+    wait_until(lambda: not any(one.alive for one in rig.executor.poll(refs)))
+    assert not [key for key in rig.cluster.api.store.objects if key[0] == "services"]
+
+
+def test_an_api_server_that_is_away_delays_the_pods_and_loses_none(rig, monkeypatch):
+    launcher, away = rig.executor._launcher, [True]
+    make = launcher._make
+
+    def failing(names, plural, body, digest):
+        if plural == "pods" and away[0]:
+            raise ExecutorUnavailable("the API server is away")
+        return make(names, plural, body, digest)
+
+    monkeypatch.setattr(launcher, "_make", failing)
+    monkeypatch.setattr("phalanx.executors.kubernetes.launching._FIRST_WAIT_S", 0.01)
+    refs = reserve(rig, 3)
+    assert all(one.alive for one in rig.executor.poll(refs))
+    assert rig.cluster.kubelet.starts == {}
+    away[0] = False
+    wait_until(lambda: len(rig.cluster.kubelet.starts) == 3)
+    assert all(one.alive for one in rig.executor.poll(refs))
+    assert set(rig.cluster.kubelet.starts.values()) == {1}
