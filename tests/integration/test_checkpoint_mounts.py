@@ -110,7 +110,7 @@ def test_without_the_record_of_the_last_checkpoint_a_late_mount_costs_all_steps_
 
 
 def test_a_retention_that_goes_by_age_alone_deletes_good_checkpoints(folder, monkeypatch):
-    def expired(manifests, keep, now=None, head=None):
+    def expired(manifests, keep, now=None, head=None, pinned=()):
         by_age = sorted(manifests.values(), key=lambda one: one.order)
         return by_age[: -keep.last]
 

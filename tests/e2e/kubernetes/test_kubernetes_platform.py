@@ -85,6 +85,7 @@ def test_a_killed_rank_costs_no_pod_and_a_killed_pod_no_sample(platform, cluster
     assert all(number == 1 for number in cluster.kubelet.starts.values())
 
 
+@pytest.mark.extras
 def test_a_lost_node_is_replaced_after_its_restart_and_a_stop_leaves_nothing(
     platform, cluster, tmp_path
 ):

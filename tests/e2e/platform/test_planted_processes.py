@@ -92,6 +92,7 @@ def found(places: Iterator[tuple[str, str]]) -> set[str]:
     }
 
 
+@pytest.mark.extras
 def test_a_running_job_and_its_failure_show_no_secret(platform: Platform, tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.cli.client.invocation import Invocation, forward_environment
 from phalanx.cli.client.run_spec import RunFlags, plan_run, split_env
-from phalanx.cli.verbs.submit import _with_final_failure
+from phalanx.cli.verbs.submit import _with_checkpoint
 from phalanx.errors import SpecInvalid, UserError
 
 pytestmark = pytest.mark.unit
@@ -161,8 +161,9 @@ def test_the_end_without_a_last_checkpoint_is_chosen_by_a_flag(invocation):
 
     assert spec(None).checkpoint.on_final_failure == "succeed"
     assert spec("fail").checkpoint.on_final_failure == "fail"
-    assert _with_final_failure(spec(None), "fail") == spec("fail")
-    for wrong in (lambda: spec("give up"), lambda: _with_final_failure(spec(None), "give up")):
+    key = "on_final_failure"
+    assert _with_checkpoint(spec(None), key, "fail") == spec("fail")
+    for wrong in (lambda: spec("give up"), lambda: _with_checkpoint(spec(None), key, "give up")):
         with pytest.raises(SpecInvalid) as refused:
             wrong()
         assert [one.path for one in refused.value.problems] == ["checkpoint.on_final_failure"]

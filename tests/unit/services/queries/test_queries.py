@@ -44,7 +44,7 @@ def test_a_view_takes_no_secret_from_its_row() -> None:
     """`of` copies every field with an equal name: neither tokens nor the caller's environment leave."""
     facts, supervisor = ({one.name for one in fields(row)} for row in (JobFacts, SupervisorRow))
     named = {"name", "project", "owner", "labels", "framework", "kind", "priority", "spec"}
-    named |= {"array", "array_index"}
+    named |= {"array", "array_index", "study", "trial"}
     assert facts & JobView.model_fields.keys() == named
     process = {"node_rank", "host", "pid", "phase", "step", "warm", "last_seen_at"}
     assert supervisor & NodeRankView.model_fields.keys() == process
