@@ -37,14 +37,14 @@ NAMESPACE = "phalanx-tests"
 GOALS = {
     "gang: 500 pods created and running, s": 30.0,
     "gang: reserve returns after, s": 2.0,
-    "list: 5,000 nodes and 50,000 pods, CPU s of the process": 10.0,
-    # The server here is a Python program that needs most of this time itself.
-    "list: the same with the server on the same cores, s": 60.0,
+    "list: 5,000 nodes and 50,000 pods, s": 10.0,
     "list: peak memory of the process, MB": 300.0,
-    "list: inventory after a change, CPU s": 1.0,
+    "list: inventory after a change, s": 1.0,
     "outage: changes of 100 supervisors in 10 minutes": 0.0,
     "outage: caught up after, s": 5.0,
 }
+# Without a goal: the server, a Python program, uses the same cores; this is the part of the executor.
+CPU = "list: CPU time of the process in the list, s"
 
 
 def serve(root: Path, num_nodes: int, num_pods: int) -> None:
@@ -253,17 +253,17 @@ def bench_list() -> dict[str, float]:
         listed_s, listed_cpu_s = time.monotonic() - began, time.process_time() - used
         assert len(executor.inventory()) == 5000
         before = executor._nodes.num_changes
+        changed = time.monotonic()
         server.say("touch")
         wait_for(lambda: executor._nodes.num_changes > before)
-        used = time.process_time()
         executor.inventory()
-        refresh_s = time.process_time() - used
+        refresh_s = time.monotonic() - changed
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
         return {
-            "list: 5,000 nodes and 50,000 pods, CPU s of the process": listed_cpu_s,
-            "list: the same with the server on the same cores, s": listed_s,
+            "list: 5,000 nodes and 50,000 pods, s": listed_s,
+            CPU: listed_cpu_s,
             "list: peak memory of the process, MB": peak,
-            "list: inventory after a change, CPU s": refresh_s,
+            "list: inventory after a change, s": refresh_s,
         }
 
 
@@ -322,6 +322,9 @@ def main() -> int:
         words = [sys.executable, __file__, "--part", part]
         done = subprocess.run(words, check=True, capture_output=True, text=True)
         for name, value in json.loads(done.stdout).items():
+            if name not in GOALS:
+                print(f"{name:55} {value:10.2f}")
+                continue
             good = value <= GOALS[name]
             missed += not good
             mark = "" if good else "  MISSED"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import importlib
 import os
@@ -21,7 +22,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -164,6 +165,7 @@ def become_rank(start: ForkRequest) -> None:
     os.chdir(body["cwd"])
     _forget(body["cwd"])
     faulthandler.enable()
+    _keep_contexts_out_of_operations()
     sys.argv[:] = body["argv"]
     sys.orig_argv[:] = body["orig_argv"]
     if body["kind"] == "script":
@@ -197,6 +199,26 @@ def _reset_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _keep_contexts_out_of_operations() -> None:
+    """Do without the context variables that torch attaches to the operations of a backward pass.
+
+    An operation of gloo keeps them, and the thread that ran it needs the lock of the interpreter to free
+    them. The destructor of a process group holds this lock while it joins the thread: a script that ends
+    right after its last step may wait for ever, and a forked rank is quick enough for that. Only compiled
+    functions read these variables, and do without them where they are absent.
+    """
+    functions = sys.modules.get("torch._C")
+    for name in ("_stash_obj_in_tls", "_remove_obj_from_tls"):
+        of_torch = getattr(functions, name, None)
+        if of_torch is not None:
+            vars(functions)[name] = functools.partial(_unless_context, of_torch)
+
+
+def _unless_context(function: Callable[..., None], key: str, *values: object) -> None:
+    if key != "context":
+        function(key, *values)
 
 
 def _forget(cwd: str) -> None:

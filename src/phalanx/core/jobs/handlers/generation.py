@@ -207,7 +207,8 @@ def judge(job: Job, failure: Failure, now: int) -> RecoveryVerdict:
     # An unlimited budget ends after too many generations without progress.
     if (
         budget.count is None
-        and cause not in (Cause.PREEMPTED, Cause.NODE_DRAINED, *OUTSIDE_CAUSES)
+        and cause not in (Cause.PREEMPTED, Cause.NODE_DRAINED)
+        and cause not in OUTSIDE_CAUSES
         and no_progress > policy.max_no_progress
     ):
         loop = f"{message}; {no_progress} consecutive generations completed no new step"
