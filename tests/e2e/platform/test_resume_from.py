@@ -46,8 +46,8 @@ data = torch.utils.data.TensorDataset(torch.ones(16, 2), torch.ones(16, 1))
 loader = torch.utils.data.DataLoader(data, batch_size=4)
 model, opt, loader = run.prepare(model, opt, loader)
 for epoch in run.epochs(int(sys.argv[1])):
-    print("epoch", epoch, flush=True)
     for x, y in loader:
+        print("step of epoch", epoch, flush=True)
         loss = ((model(x) - y) ** 2).mean()
         loss.backward(); opt.step(); opt.zero_grad()
 """
@@ -131,7 +131,7 @@ def test_a_script_without_a_folder_finds_the_path_in_every_life(
     platform: Platform, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
-    keeps = {"checkpoint": {"directory": "out"}}
+    keeps = {"metrics": "step {step} loss {loss}", "checkpoint": {"directory": "out"}}
     first = platform.submit(spec(tmp_path / "plainly", FOLDER, go, **keeps))
     committed(platform, first, 1)
     Path(f"{go}-0").touch()
@@ -160,7 +160,8 @@ def test_the_library_restores_the_checkpoint_of_another_job(
     made = platform.run("run", *flags, tmp_path / "lib" / "job.py", "4")
     second = made.stdout.split()[-1]
     platform.wait_state(second, "succeeded")
-    assert output(platform, second, "epoch") == ["epoch 2", "epoch 3"]
+    steps = [f"step of epoch {epoch}" for epoch in (2, 3) for _ in range(4)]
+    assert output(platform, second, "step of") == steps
     refused = platform.run(
         "run", "--resume-from", f"{first}@77", tmp_path / "lib" / "job.py", check=False
     )
