@@ -74,6 +74,9 @@ _SHOWN = select(
     jobs.c.pending_message,
     *(cast(jobs.c[name], Text).label(name) for name in (*_SHOWN_JSON, "snapshot")),
 ).where(jobs.c.num.in_(bindparam("_nums", expanding=True)))
+_SHOWN_NAMES = tuple(_SHOWN.selected_columns.keys())
+# Rows as they are in the database, about 5 KB each.
+_SHOWN_KEPT = 2000
 _VERSIONS = (
     select(jobs.c.num, jobs.c.version)
     .where(jobs.c.state.in_(bindparam("_states", expanding=True)))
@@ -366,7 +369,7 @@ def load_brief(tx: Tx, nums: Sequence[int]) -> list[StoredJob]:
     found: list[StoredJob] = []
     for start in range(0, len(nums), _BATCH):
         some = {"_nums": nums[start : start + _BATCH]}
-        found += [_shown(row) for row in tx.conn.execute(_SHOWN, some).mappings()]
+        found += [_shown(tuple(row)) for row in tx.conn.execute(_SHOWN, some)]
     return found
 
 
@@ -559,8 +562,10 @@ def _stored(row: Mapping[Any, Any]) -> StoredJob:
     return _with_facts(row, decode(Job, row["snapshot"]), JobFacts(**plain))
 
 
-def _shown(row: Mapping[Any, Any]) -> StoredJob:
-    """From a row of `_SHOWN`."""
+@functools.lru_cache(maxsize=_SHOWN_KEPT)
+def _shown(values: tuple[Any, ...]) -> StoredJob:
+    """From a row of `_SHOWN`. Pages that are read again and again have mostly the rows of before."""
+    row = dict(zip(_SHOWN_NAMES, values, strict=True))
     plain = {name: row[name] for name in _PLAIN_FACTS}
     plain |= {name: json.loads(row[name]) for name in _SHOWN_JSON}
     plain["pools"] = tuple(plain["pools"])
