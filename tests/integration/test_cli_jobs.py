@@ -152,7 +152,15 @@ def test_ps_filters_and_shows_what_it_sorts_by(rig: Rig, monkeypatch: pytest.Mon
     assert nums("--filter", "image=img:*") == [first]
     assert nums("--filter", "priority>=50", "--filter", "submitted>=2001-01-01T00:00Z") == [second]
     assert nums("--filter", "submitted<2001-01-01T00:00") == nums("--filter", "duration>=1s") == []
-    assert nums("--sort", "-priority") == [second, first]
+    third = rig.submit(run="torchrun ./main.py", data={"train": "/data/imagenet"})
+    assert nums("--filter", "entry_point=main.*") == nums("--filter", "data=/data/*") == [third]
+    assert nums("--filter", "data=/DATA/*") == nums("--filter", "algorithm=tpe") == []
+    (shown,) = json.loads(ps("--json", "--filter", "data=/data/imagenet"))
+    assert (shown["entry_point"], shown["algorithm"]) == ("main.py", "")
+    assert shown["data"] == {"train": "/data/imagenet"}
+    assert "ENTRY POINT" in ps("--sort", "entry_point") and "main.py" not in ps()
+    rig.client.stop(third)
+    assert nums("--sort", "-priority", "--state", "queued") == [second, first]
     said = ps("--sort", "priority")
     assert "PRIORITY" in said and "PRIORITY" not in ps()
     for text, reason in (

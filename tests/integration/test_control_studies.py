@@ -151,6 +151,8 @@ def test_a_grid_is_searched_to_its_end(bench: Bench) -> None:
     assert (view.state, view.trials) == ("succeeded", {"completed": 6})
     assert view.best is not None
     assert (view.best.params, view.best.value) == ({"lr": 0.2, "width": 1}, 0.01)
+    trials = bench.rig.client.jobs(algorithm="grid", entry_point="train.py").jobs
+    assert {one.study for one in trials} == {num} and len(trials) == 6
     cells = {(one.params["lr"], one.params["width"]) for one in bench.trials(num)}
     assert len(cells) == 6
     assert view.cost.slot_hours > 0

@@ -20,8 +20,9 @@ from phalanx.store import jobs, open_store
 from phalanx.store.index import listing
 from phalanx.store.listings import jobs as listings
 from phalanx.store.listings.jobs import JobFilter, ListingRange
-from phalanx.store.schema.listings import STEADY, job_listing
+from phalanx.store.schema.listings import STEADY, job_data, job_listing
 from phalanx.testing.stores import NOW, add_job, cancel
+from phalanx.testing.study_stores import add_study
 
 pytestmark = pytest.mark.unit
 
@@ -85,12 +86,14 @@ class Row:
             "cause": pick(("", "oom", "rank_crash")),
             "project": pick(("vision", "Vision", "speech")),
             "owner": pick(("ada", "bob")),
-            "name": pick(("a_b", "a-b", "axb", "a%b", "Ä", "Z")),
+            "name": pick(("a_b", "a-b", "axb", "a%b", "Ä", "Z", "A_B", "a?b", "a[x]b")),
             "framework": pick(("torch", "jax")),
             "kind": pick(("run", "submit")),
             "pool": pick(("", "p1", "p2")),
             "slot_type": pick(("", "H100")),
             "image": pick(("", "img:1", "img:2", "other")),
+            "entry_point": pick(("train.py", "Train.py", "src/train.py", "pkg.train")),
+            "algorithm": pick(("", "tpe", "grid")),
             "metric": pick(("", "acc")),
             "best": pick((None, -3.5, 0.0, 0.25)),
             "priority": number(3),
@@ -107,6 +110,8 @@ class Row:
             "study": pick((None, 1, 2)),
             "array": pick((None, 1)),
         }
+        paths = ("s3://data/a", "s3://Data/a", "s3://data/b", "/mnt/data")
+        self.data = dict(zip(("train", "test"), draw.sample(paths, number(3)), strict=False))
 
     def key(self, by: str) -> tuple[object, int]:
         """Where it stands in an order; a missing value is the smallest."""
@@ -134,10 +139,15 @@ _RANGES = {
 
 def matching(rows: list[Row], wanted: JobFilter) -> list[Row]:
     """The rows that a filter matches, by a second implementation."""
-    return [row for row in rows if all(_conditions(row.values, wanted))]
+    return [row for row in rows if all(_conditions(row.values, row.data, wanted))]
 
 
-def _conditions(has: dict[str, Any], wanted: JobFilter) -> Iterator[bool]:
+def _has_form(text: str, pattern: str) -> bool:
+    parts = [re.escape(one) for one in pattern.split("*")]
+    return re.fullmatch(".*".join(parts), text) is not None
+
+
+def _conditions(has: dict[str, Any], data: dict[str, str], wanted: JobFilter) -> Iterator[bool]:
     same = (
         "project",
         "owner",
@@ -149,16 +159,16 @@ def _conditions(has: dict[str, Any], wanted: JobFilter) -> Iterator[bool]:
         "metric",
         "study",
     )
-    for name in (*same, "array"):
+    for name in (*same, "array", "algorithm"):
         yield getattr(wanted, name) in (None, has[name])
     yield not wanted.states or has["state"] in wanted.states
     yield wanted.reason in (None, has["reason"], has["pending"])
     yield wanted.trials in (None, has["study"] is not None)
     yield wanted.projects is None or has["project"] in wanted.projects
-    for name in ("name", "image"):
+    for name in ("name", "image", "entry_point"):
         pattern = getattr(wanted, name)
-        parts = [re.escape(one) for one in (pattern or "").split("*")]
-        yield pattern is None or re.fullmatch(".*".join(parts), has[name]) is not None
+        yield pattern is None or _has_form(has[name], pattern)
+    yield wanted.data is None or any(_has_form(one, wanted.data) for one in data.values())
     for one in wanted.ranges:
         value = has[_RANGES[one.of]]
         yield one.least is None or (value is not None and value >= one.least)
@@ -171,10 +181,15 @@ def some_filter(draw: random.Random, rows: list[Row]) -> JobFilter:
     like = draw.choice(rows).values
     given: dict[str, Any] = {}
     words = ("project", "owner", "name", "framework", "pool", "slot_type", "image", "kind")
+    words = (*words, "entry_point", "algorithm")
     for name in draw.sample((*words, "reason", "cause", "metric", "study", "array"), 2):
         given[name] = like[name]
     if draw.random() < 0.3:
-        given["name"] = draw.choice(("a*b", "*", "a_*", "a%*", "*x*"))
+        given["name"] = draw.choice(("a*b", "*", "a_*", "a%*", "*x*", "A*", "a?*", "*[x]*"))
+    if draw.random() < 0.2:
+        given["entry_point"] = draw.choice(("*train.py", "T*", "src/*"))
+    if draw.random() < 0.3:
+        given["data"] = draw.choice(("s3://data/*", "s3://data/a", "*", "S3://*", "/mnt/*"))
     if draw.random() < 0.3:
         given["image"] = "img:*"
     if draw.random() < 0.3:
@@ -200,10 +215,16 @@ def test_every_order_and_filter_agrees_with_a_second_implementation(tmp_path: Pa
         for row in rows:
             here = job_listing.update().where(job_listing.c.num == row.values["num"])
             tx.conn.execute(here.values(**row.values))
+            data = [
+                {"job": row.values["num"], "name": name, "path": path}
+                for name, path in row.data.items()
+            ]
+            if data:
+                tx.conn.execute(job_data.insert(), data)
 
     store.transact(write)
     cases = [(by, down, JobFilter()) for by in listings.SORTS for down in (True, False)]
-    for _ in range(120):
+    for _ in range(200):
         by = draw.choice(sorted(listings.SORTS))
         cases.append((by, draw.random() < 0.5, some_filter(draw, rows)))
     num_found = 0
@@ -258,6 +279,31 @@ def test_the_row_of_a_job_follows_its_life(tmp_path: Path) -> None:
     assert last["ended_at"] is not None and last["duration_s"] is None
     stored, (shown,) = store.view(lambda tx: (jobs.load(tx, num), jobs.load_brief(tx, [num])))
     assert shown.job == stored.job and shown.version == stored.version
+    store.close()
+
+
+def test_a_job_is_found_by_what_it_runs_reads_and_searches_with(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "db" / "phalanx.sqlite")
+    spec = {"schema": 1, "run": "torchrun ./train.py", "data": {"train": "s3://data/" + "x" * 600}}
+    study = store.transact(lambda tx: add_study(tx, spec={"search": {"method": "tpe"}}))
+    plain = store.transact(lambda tx: add_job(tx, spec=spec))
+    trial = store.transact(lambda tx: add_job(tx, spec={"run": ["./a.out"]}, study=study, trial=1))
+    gang = {
+        "roles": [
+            {"command": {"words": ["serve.sh"]}, "leads": False},
+            {"command": {"words": ["python learn.py"], "shell": True}, "leads": True},
+        ]
+    }
+    roles = store.transact(lambda tx: add_job(tx, contract=gang))
+
+    def found(**wanted: Any) -> list[tuple[int, str, str]]:
+        page = store.view(lambda tx: listings.page(tx, JobFilter(**wanted), limit=9))
+        return [(one.num, one.beside.entry_point, one.beside.algorithm) for one in page.jobs]
+
+    assert found(entry_point="train.py") == [(plain, "train.py", "")] == found(data="s3://data/*")
+    assert found(algorithm="tpe") == [(trial, "a.out", "tpe")]
+    assert found(entry_point="learn.*") == [(roles, "learn.py", "")]
+    assert found(data="s3://data") == found(algorithm="grid") == []
     store.close()
 
 

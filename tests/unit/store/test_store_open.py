@@ -18,6 +18,7 @@ from phalanx.core.gang.placement import Demand
 from phalanx.errors import NotSupported, StoreCorrupt, StoreUnavailable
 from phalanx.store import Store, jobs, migrate, open_store, planning
 from phalanx.store.engines import sqlite_file
+from phalanx.store.listings.jobs import JobFilter, page
 from phalanx.store.schema import metadata
 from phalanx.testing.stores import add_job
 
@@ -163,6 +164,9 @@ def test_a_database_of_the_first_release_is_brought_up_to_date(path: Path) -> No
     stored = store.view(lambda tx: jobs.load(tx, 1))
     assert (stored.job.num, stored.facts.demand) == (1, Demand())
     assert (stored.job.queued_at, stored.job.attained_slot_s) == (None, 0.0)
+    wanted = JobFilter(entry_point="old.py", data="/data/*")
+    listed = store.view(lambda tx: page(tx, wanted, limit=9))
+    assert [one.num for one in listed.jobs] == [1]
     assert store.transact(add_job) == 2
     assert store.view(planning.reservations_now) == {}
     store.close()
@@ -182,7 +186,8 @@ def add_old_job(path: Path) -> None:
         command.upgrade(config, "0001")
     fresh = path.with_name("fresh.sqlite")
     made = open_store(fresh)
-    made.transact(add_job)
+    spec = {"schema": 1, "run": "python old.py", "data": {"train": "/data/old"}}
+    made.transact(lambda tx: add_job(tx, spec=spec))
     made.close()
     new = {"demand", "contract", "attained_slot_s", "pending_code", "pending_message"}
     new |= {"study", "trial", "array", "array_index", "pool", "slot_type"}

@@ -13,7 +13,8 @@ from phalanx.kit.units import parse_duration
 
 _TERM = re.compile(r"([a-z_]+)\s*(>=|<=|=|<|>)\s*(.+)")
 _WORDS = ("cause", "framework", "image", "kind", "metric", "name", "owner", "pool", "project")
-_EQUAL = (*_WORDS, "reason", "slot_type", "study", "trials", "array")
+_SOURCES = ("entry_point", "data", "algorithm")
+_EQUAL = (*_WORDS, *_SOURCES, "reason", "slot_type", "study", "trials", "array")
 _NUMBERS = ("priority", "slots", "nodes", "restarts", "slot_seconds", "usd", "metric_value")
 _DURATIONS = {"queue": "queue_s", "duration": "duration_s"}
 _TIMES = ("submitted", "started", "ended")

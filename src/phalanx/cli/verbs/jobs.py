@@ -47,6 +47,7 @@ Sort = Annotated[
     typer.Option(
         "--sort",
         help="num, name, project, owner, state, reason, cause, framework, kind, pool, slot_type, image, "
+        "entry_point, algorithm, "
         "priority, num_slots, num_nodes, restarts, submitted_at, started_at, ended_at, queue_s, "
         "duration_s, slot_seconds, usd, metric or study; - in front: the largest first.",
     ),
@@ -57,7 +58,8 @@ Filters = Annotated[
         "--filter",
         metavar="FIELD=VALUE",
         help="Only jobs with this value, or FIELD>=VALUE, FIELD<=VALUE; may be repeated: "
-        "'usd>=10', 'queue>=1h', 'started>=7d', reason=oom, 'image=ghcr.io/*'.",
+        "'usd>=10', 'queue>=1h', 'started>=7d', reason=oom, 'image=ghcr.io/*', entry_point=train.py, "
+        "'data=s3://data/*', algorithm=tpe.",
     ),
 ]
 NamePattern = Annotated[
@@ -366,6 +368,8 @@ _SORTED: dict[str, tuple[str, Any]] = {
     "pool": ("POOL", lambda job: job.pool),
     "slot_type": ("TYPE", lambda job: job.slot_type),
     "image": ("IMAGE", lambda job: job.image),
+    "entry_point": ("ENTRY POINT", lambda job: job.entry_point),
+    "algorithm": ("ALGORITHM", lambda job: job.algorithm),
     "priority": ("PRIORITY", lambda job: job.priority),
     "num_slots": ("SLOTS", lambda job: job.num_slots),
     "num_nodes": ("NODES", lambda job: job.num_nodes),

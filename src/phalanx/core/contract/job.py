@@ -6,7 +6,9 @@ reads the spec again: every attempt takes its command, environment and policies 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +17,14 @@ from phalanx.core.contract.pods import PodContract
 from phalanx.core.contract.resume import ResumeSource
 from phalanx.core.contract.trial import TrialContract
 from phalanx.kit.text import job_label
+
+_SHELL = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
+_SCRIPT = re.compile(r"[^-]\S*\.(?:py|sh|bash|jl|r|R|lua|ipynb)")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+# Modules that start another program: the entry point is that one.
+_LAUNCHERS = frozenset(
+    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +63,43 @@ class RankCommand:
         """A list of words, or one line for the shell."""
         return self.words[0] if self.shell else list(self.words)
 
+    @property
+    def entry_point(self) -> str:
+        """What the command runs: a script, the module behind `-m`, or else the program itself.
+
+        It is found by its form (`train.py`, `run.sh`), so launchers in front of it and their options do not
+        matter: that of `torchrun --nproc-per-node 8 ./train.py --lr 0.1` is `train.py`.
+        """
+        words = _shell_words(self.words[0]) if self.shell and self.words else self.words
+        return _entry_point(words)
+
     def under(self, program: list[str]) -> RankCommand:
         """The command of a program that prepares a rank and then runs this one."""
         how = ["--shell", "--"] if self.shell else ["--"]
         return RankCommand((*program, *how, *self.words))
+
+
+def _shell_words(line: str) -> list[str]:
+    """The words of a line for the shell; of one that cannot be split, what spaces separate."""
+    reader = shlex.shlex(line, posix=True, punctuation_chars=True)
+    reader.whitespace_split = True
+    try:
+        return list(reader)
+    except ValueError:
+        return line.split()
+
+
+def _entry_point(words: Sequence[str]) -> str:
+    if len(words) > 2 and _SHELL.fullmatch(words[0]) and words[1] in ("-c", "-lc", "-ec"):
+        return _entry_point(_shell_words(words[2]))
+    for at, word in enumerate(words):
+        after = words[at + 1] if at + 1 < len(words) else ""
+        if word == "-m" and after and after not in _LAUNCHERS:
+            return after
+        if _SCRIPT.fullmatch(word):
+            return word.removeprefix("./")
+    programs = (one for one in words if not _ASSIGNMENT.fullmatch(one))
+    return next(programs, "").removeprefix("./")
 
 
 @dataclass(frozen=True, slots=True)

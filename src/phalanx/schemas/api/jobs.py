@@ -250,6 +250,9 @@ class JobView(ResponseBody):
     usd: Decimal | None = None  # cost of the same; None: nothing that has a price
     num_nodes: int = 0  # of the gang at full size
     image: str = ""  # of the container; empty: none
+    entry_point: str = ""  # script, module or program that the leading ranks run
+    data: dict[str, str] = Field(default_factory=dict)  # paths and URLs of its inputs by name
+    algorithm: str = ""  # search method of its study; empty: it is no trial
     cause: str = ""  # of the last failure; empty: none
     queue_s: float | None = None  # in the queue before all placements; None: none so far
     duration_s: float | None = None  # from the first start to the end; None: not both are known
@@ -326,6 +329,17 @@ class JobsQuery(RequestBody):
         Annotated[str, Field(max_length=512)] | None,
         Field(description="Of the container; `*` stands for any text"),
     ] = None
+    entry_point: Annotated[
+        Annotated[str, Field(max_length=512)] | None,
+        Field(description="Script, module or program of the ranks; `*` stands for any text"),
+    ] = None
+    data: Annotated[
+        Annotated[str, Field(max_length=512)] | None,
+        Field(description="Path or URL of one of the inputs; `*` stands for any text"),
+    ] = None
+    algorithm: Annotated[
+        ShortText | None, Field(description="Search method of the study of a trial")
+    ] = None
     reason: Annotated[
         ReasonCode | None, Field(description="Of the state, or why a queued job waits")
     ] = None
@@ -378,7 +392,7 @@ class JobsQuery(RequestBody):
 
 SAME_NAMES = {
     *("project", "owner", "name", "framework", "pool", "slot_type", "image", "kind", "reason"),
-    *("cause", "metric", "study", "trials", "array"),
+    *("cause", "metric", "study", "trials", "array", "entry_point", "data", "algorithm"),
 }
 """Filters of `JobsQuery` that the store has by the same name and value."""
 

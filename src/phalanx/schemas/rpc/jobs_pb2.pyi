@@ -72,8 +72,15 @@ class SubmitResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[JobView, _Mapping]] = ..., spec: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., estimate: _Optional[_Union[EstimateView, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobView(_message.Message):
-    __slots__ = ("num", "label", "url", "etag", "name", "description", "project", "owner", "labels", "framework", "kind", "priority", "state", "reason", "pending_reason", "waits_for", "array", "array_index", "study", "trial", "goal", "attempt", "attempts", "generation", "restarts", "pool", "num_slots", "slot_type", "slot_seconds", "usd", "num_nodes", "image", "cause", "queue_s", "duration_s", "metric", "best_metric", "world_size", "roles", "submitted_at", "started_at", "ended_at", "stop_deadline_at", "expires", "archived_at", "pinned_at", "pinned_by", "failure", "progress", "ranks", "nodes", "lineage", "cost", "unit_costs", "budget", "communication", "spec", "withheld", "code", "directory", "checkpoint_dir")
+    __slots__ = ("num", "label", "url", "etag", "name", "description", "project", "owner", "labels", "framework", "kind", "priority", "state", "reason", "pending_reason", "waits_for", "array", "array_index", "study", "trial", "goal", "attempt", "attempts", "generation", "restarts", "pool", "num_slots", "slot_type", "slot_seconds", "usd", "num_nodes", "image", "entry_point", "data", "algorithm", "cause", "queue_s", "duration_s", "metric", "best_metric", "world_size", "roles", "submitted_at", "started_at", "ended_at", "stop_deadline_at", "expires", "archived_at", "pinned_at", "pinned_by", "failure", "progress", "ranks", "nodes", "lineage", "cost", "unit_costs", "budget", "communication", "spec", "withheld", "code", "directory", "checkpoint_dir")
     class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class DataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +119,9 @@ class JobView(_message.Message):
     USD_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_POINT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +183,9 @@ class JobView(_message.Message):
     usd: str
     num_nodes: int
     image: str
+    entry_point: str
+    data: _containers.ScalarMap[str, str]
+    algorithm: str
     cause: str
     queue_s: float
     duration_s: float
@@ -202,7 +215,7 @@ class JobView(_message.Message):
     code: str
     directory: str
     checkpoint_dir: str
-    def __init__(self, num: _Optional[int] = ..., label: _Optional[str] = ..., url: _Optional[str] = ..., etag: _Optional[str] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., framework: _Optional[str] = ..., kind: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[_Union[ReasonView, _Mapping]] = ..., pending_reason: _Optional[_Union[ReasonView, _Mapping]] = ..., waits_for: _Optional[_Iterable[_Union[DependencyView, _Mapping]]] = ..., array: _Optional[int] = ..., array_index: _Optional[int] = ..., study: _Optional[int] = ..., trial: _Optional[int] = ..., goal: _Optional[str] = ..., attempt: _Optional[int] = ..., attempts: _Optional[int] = ..., generation: _Optional[int] = ..., restarts: _Optional[int] = ..., pool: _Optional[str] = ..., num_slots: _Optional[int] = ..., slot_type: _Optional[str] = ..., slot_seconds: _Optional[float] = ..., usd: _Optional[str] = ..., num_nodes: _Optional[int] = ..., image: _Optional[str] = ..., cause: _Optional[str] = ..., queue_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., metric: _Optional[str] = ..., best_metric: _Optional[float] = ..., world_size: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleView, _Mapping]]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., stop_deadline_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires: _Optional[_Iterable[_Union[ExpiryView, _Mapping]]] = ..., archived_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pinned_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pinned_by: _Optional[str] = ..., failure: _Optional[_Union[FailureView, _Mapping]] = ..., progress: _Optional[_Union[ProgressView, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankView, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeRankView, _Mapping]]] = ..., lineage: _Optional[_Union[LineageView, _Mapping]] = ..., cost: _Optional[_Union[CostView, _Mapping]] = ..., unit_costs: _Optional[_Iterable[_Union[UnitCostView, _Mapping]]] = ..., budget: _Optional[_Union[BudgetView, _Mapping]] = ..., communication: _Optional[_Union[CommunicationView, _Mapping]] = ..., spec: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., withheld: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., directory: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ...) -> None: ...
+    def __init__(self, num: _Optional[int] = ..., label: _Optional[str] = ..., url: _Optional[str] = ..., etag: _Optional[str] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., framework: _Optional[str] = ..., kind: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[_Union[ReasonView, _Mapping]] = ..., pending_reason: _Optional[_Union[ReasonView, _Mapping]] = ..., waits_for: _Optional[_Iterable[_Union[DependencyView, _Mapping]]] = ..., array: _Optional[int] = ..., array_index: _Optional[int] = ..., study: _Optional[int] = ..., trial: _Optional[int] = ..., goal: _Optional[str] = ..., attempt: _Optional[int] = ..., attempts: _Optional[int] = ..., generation: _Optional[int] = ..., restarts: _Optional[int] = ..., pool: _Optional[str] = ..., num_slots: _Optional[int] = ..., slot_type: _Optional[str] = ..., slot_seconds: _Optional[float] = ..., usd: _Optional[str] = ..., num_nodes: _Optional[int] = ..., image: _Optional[str] = ..., entry_point: _Optional[str] = ..., data: _Optional[_Mapping[str, str]] = ..., algorithm: _Optional[str] = ..., cause: _Optional[str] = ..., queue_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., metric: _Optional[str] = ..., best_metric: _Optional[float] = ..., world_size: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleView, _Mapping]]] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., stop_deadline_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires: _Optional[_Iterable[_Union[ExpiryView, _Mapping]]] = ..., archived_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pinned_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pinned_by: _Optional[str] = ..., failure: _Optional[_Union[FailureView, _Mapping]] = ..., progress: _Optional[_Union[ProgressView, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankView, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeRankView, _Mapping]]] = ..., lineage: _Optional[_Union[LineageView, _Mapping]] = ..., cost: _Optional[_Union[CostView, _Mapping]] = ..., unit_costs: _Optional[_Iterable[_Union[UnitCostView, _Mapping]]] = ..., budget: _Optional[_Union[BudgetView, _Mapping]] = ..., communication: _Optional[_Union[CommunicationView, _Mapping]] = ..., spec: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., withheld: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., directory: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ...) -> None: ...
 
 class ReasonView(_message.Message):
     __slots__ = ("code", "message")
@@ -540,7 +553,7 @@ class GetRequest(_message.Message):
     def __init__(self, num: _Optional[int] = ...) -> None: ...
 
 class JobsQuery(_message.Message):
-    __slots__ = ("state", "project", "owner", "name", "label", "framework", "pool", "slot_type", "kind", "study", "array", "image", "reason", "cause", "metric", "trials", "min_priority", "max_priority", "min_slots", "max_slots", "min_nodes", "max_nodes", "min_restarts", "max_restarts", "min_queue_s", "max_queue_s", "min_duration_s", "max_duration_s", "min_slot_seconds", "max_slot_seconds", "min_usd", "max_usd", "min_metric_value", "max_metric_value", "submitted_from", "submitted_to", "started_from", "started_to", "ended_from", "ended_to", "archived", "sort", "cursor", "limit")
+    __slots__ = ("state", "project", "owner", "name", "label", "framework", "pool", "slot_type", "kind", "study", "array", "image", "entry_point", "data", "algorithm", "reason", "cause", "metric", "trials", "min_priority", "max_priority", "min_slots", "max_slots", "min_nodes", "max_nodes", "min_restarts", "max_restarts", "min_queue_s", "max_queue_s", "min_duration_s", "max_duration_s", "min_slot_seconds", "max_slot_seconds", "min_usd", "max_usd", "min_metric_value", "max_metric_value", "submitted_from", "submitted_to", "started_from", "started_to", "ended_from", "ended_to", "archived", "sort", "cursor", "limit")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -553,6 +566,9 @@ class JobsQuery(_message.Message):
     STUDY_FIELD_NUMBER: _ClassVar[int]
     ARRAY_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_POINT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
@@ -597,6 +613,9 @@ class JobsQuery(_message.Message):
     study: int
     array: int
     image: str
+    entry_point: str
+    data: str
+    algorithm: str
     reason: str
     cause: str
     metric: str
@@ -629,7 +648,7 @@ class JobsQuery(_message.Message):
     sort: str
     cursor: str
     limit: int
-    def __init__(self, state: _Optional[_Iterable[str]] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., name: _Optional[str] = ..., label: _Optional[_Iterable[str]] = ..., framework: _Optional[str] = ..., pool: _Optional[str] = ..., slot_type: _Optional[str] = ..., kind: _Optional[str] = ..., study: _Optional[int] = ..., array: _Optional[int] = ..., image: _Optional[str] = ..., reason: _Optional[str] = ..., cause: _Optional[str] = ..., metric: _Optional[str] = ..., trials: _Optional[bool] = ..., min_priority: _Optional[int] = ..., max_priority: _Optional[int] = ..., min_slots: _Optional[int] = ..., max_slots: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., min_restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., min_queue_s: _Optional[float] = ..., max_queue_s: _Optional[float] = ..., min_duration_s: _Optional[float] = ..., max_duration_s: _Optional[float] = ..., min_slot_seconds: _Optional[float] = ..., max_slot_seconds: _Optional[float] = ..., min_usd: _Optional[str] = ..., max_usd: _Optional[str] = ..., min_metric_value: _Optional[float] = ..., max_metric_value: _Optional[float] = ..., submitted_from: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., submitted_to: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_from: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_to: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_from: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_to: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., archived: _Optional[str] = ..., sort: _Optional[str] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    def __init__(self, state: _Optional[_Iterable[str]] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., name: _Optional[str] = ..., label: _Optional[_Iterable[str]] = ..., framework: _Optional[str] = ..., pool: _Optional[str] = ..., slot_type: _Optional[str] = ..., kind: _Optional[str] = ..., study: _Optional[int] = ..., array: _Optional[int] = ..., image: _Optional[str] = ..., entry_point: _Optional[str] = ..., data: _Optional[str] = ..., algorithm: _Optional[str] = ..., reason: _Optional[str] = ..., cause: _Optional[str] = ..., metric: _Optional[str] = ..., trials: _Optional[bool] = ..., min_priority: _Optional[int] = ..., max_priority: _Optional[int] = ..., min_slots: _Optional[int] = ..., max_slots: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., min_restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., min_queue_s: _Optional[float] = ..., max_queue_s: _Optional[float] = ..., min_duration_s: _Optional[float] = ..., max_duration_s: _Optional[float] = ..., min_slot_seconds: _Optional[float] = ..., max_slot_seconds: _Optional[float] = ..., min_usd: _Optional[str] = ..., max_usd: _Optional[str] = ..., min_metric_value: _Optional[float] = ..., max_metric_value: _Optional[float] = ..., submitted_from: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., submitted_to: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_from: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_to: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_from: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_to: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., archived: _Optional[str] = ..., sort: _Optional[str] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class JobPage(_message.Message):
     __slots__ = ("jobs", "cursor")

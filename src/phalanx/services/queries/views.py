@@ -342,6 +342,7 @@ def _brief(
         slot_seconds=job.attained_slot_s,
         **_beside(beside),
         description=facts.spec.get("description") or "",
+        data=dict(facts.spec.get("data") or {}),
         state=job.state.value,
         reason=_reason(job.reason),
         pending_reason=None if waits is None else _reason(waits),
@@ -377,6 +378,8 @@ def _beside(known: ListedFacts | None) -> dict[str, Any]:
         "usd": usd_of(known.nano_usd) if known.nano_usd else None,
         "metric": known.metric,
         "best_metric": known.best,
+        "entry_point": known.entry_point,
+        "algorithm": known.algorithm,
     }
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 from sqlalchemy import String, bindparam, case, func, or_, select
 
+from phalanx.core.contract.job import RankCommand
 from phalanx.core.jobs.model import Job, JobState
 from phalanx.store.database import Tx
 from phalanx.store.engines.many_rows import run_many
-from phalanx.store.schema.listings import job_listing
+from phalanx.store.schema.listings import job_data, job_listing
+from phalanx.store.tables import studies
 
 _HERE = job_listing.c
 _US = 1_000_000
@@ -24,8 +26,14 @@ _SAME = (
     *("num", "project", "owner", "name", "framework", "kind", "slot_type", "priority", "num_slots"),
     *("submitted_at", "study", "array"),
 )
-_IMAGE_LENGTH = 512
+LONGEST = 512
+"""Characters of an image, an entry point and a data path that listings know; the rest is cut off."""
 _INSERT = job_listing.insert()
+_INSERT_DATA = job_data.insert()
+_METHOD = studies.c.spec["search"]["method"].as_string()
+_METHODS = select(studies.c.num, _METHOD).where(
+    studies.c.num.in_(bindparam("_nums", expanding=True))
+)
 _OF_JOB = _HERE.num == bindparam("_num")
 _SAVE = (
     job_listing.update()
@@ -55,21 +63,50 @@ _METRIC = select(_HERE.metric).where(_OF_JOB)
 
 def insert(tx: Tx, fresh: Sequence[tuple[Job, Mapping[str, Any]]]) -> None:
     """Insert the rows of new jobs, each with its row of `jobs`."""
-    run_many(tx.conn, _INSERT, [_fresh(job, row) for job, row in fresh])
+    methods = _methods(tx, {row["study"] for _, row in fresh} - {None})
+    run_many(tx.conn, _INSERT, [_fresh(job, row, methods) for job, row in fresh])
+    data = [
+        {"job": job.num, "name": name, "path": str(path)[:LONGEST]}
+        for job, row in fresh
+        for name, path in (row["spec"].get("data") or {}).items()
+    ]
+    if data:
+        run_many(tx.conn, _INSERT_DATA, data)
 
 
-def _fresh(job: Job, row: Mapping[str, Any]) -> dict[str, Any]:
+def _methods(tx: Tx, nums: Iterable[int]) -> dict[int, str]:
+    """The search methods of some studies."""
+    wanted = sorted(nums)
+    if not wanted:
+        return {}
+    return {num: method or "" for num, method in tx.conn.execute(_METHODS, {"_nums": wanted})}
+
+
+def _fresh(job: Job, row: Mapping[str, Any], methods: Mapping[int, str]) -> dict[str, Any]:
     metric, goal = compared_by(row["spec"], row["contract"])
     changing = _changing(job)
     return {
         **{name: row[name] for name in _SAME},
         **changing,
         "pool": changing["pool"] or "",
-        "image": str(row["spec"].get("image") or "")[:_IMAGE_LENGTH],
+        "image": str(row["spec"].get("image") or "")[:LONGEST],
+        "entry_point": entry_point(row["spec"], row["contract"])[:LONGEST],
+        "algorithm": methods.get(row["study"], ""),
         "num_nodes": num_nodes(job),
         "metric": metric,
         "goal": goal,
     }
+
+
+def entry_point(spec: Mapping[str, Any], contract: Mapping[str, Any] | None) -> str:
+    """What the ranks of a job run: those of the leading role, where it has several."""
+    roles = (contract or {}).get("roles") or ()
+    leading = next((one for one in roles if one.get("leads", True)), None)
+    if leading is not None:
+        command = leading["command"]
+        return RankCommand(tuple(command["words"]), bool(command.get("shell"))).entry_point
+    run = spec.get("run")
+    return RankCommand.of(run).entry_point if run else ""
 
 
 def num_nodes(job: Job) -> int:

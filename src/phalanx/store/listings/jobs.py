@@ -16,7 +16,7 @@ from phalanx.core.jobs.model import JobState
 from phalanx.errors import UserError
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob, load_brief
-from phalanx.store.schema.listings import job_listing
+from phalanx.store.schema.listings import job_data, job_listing
 from phalanx.store.schema.retention import job_marks
 from phalanx.store.tables import job_labels
 
@@ -27,7 +27,7 @@ _LEAST = text("-1.7976931348623157e308")
 _ARCHIVED = select(job_marks.c.job).where(job_marks.c.kind == "archived")
 NUM = "num"
 _WORDS = ("name", "project", "owner", "state", "reason", "cause", "framework", "kind", "pool")
-_SORTED_WORDS = (*_WORDS, "slot_type", "image")
+_SORTED_WORDS = (*_WORDS, "slot_type", "image", "entry_point", "algorithm")
 SORTS: dict[str, ColumnElement[Any]] = {
     **{name: _HERE[name] for name in (NUM, *_SORTED_WORDS)},
     **{name: _HERE[name] for name in ("priority", "num_slots", "num_nodes", "restarts")},
@@ -59,9 +59,9 @@ RANGES: dict[str, ColumnElement[Any]] = {
 """What listings can be limited to a range of; a job without the value is in none."""
 _EQUAL = (
     *("project", "owner", "reason", "cause", "framework", "kind", "pool", "slot_type", "metric"),
-    *("study", "array"),
+    *("study", "array", "algorithm"),
 )
-_PATTERNS = ("name", "image")
+_PATTERNS = ("name", "image", "entry_point")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,9 @@ class JobFilter:
     pool: str | None = None  # of the newest placement
     slot_type: str | None = None  # accelerator that the spec asks for
     image: str | None = None  # of the container; `*` stands for any text
+    entry_point: str | None = None  # what its ranks run; `*` stands for any text
+    data: str | None = None  # path or URL of one of its inputs; `*` stands for any text
+    algorithm: str | None = None  # search method of the study
     kind: str | None = None  # `run` or `submit`
     reason: str | None = None  # of the state, or why a queued job waits
     cause: str | None = None  # of the last failure
@@ -134,6 +137,8 @@ class ListedFacts:
     nano_usd: int  # 1e-9 US dollars for attempts that are over
     metric: str  # that the job is compared by; empty: none
     best: float | None  # the best value of `metric`; None: none so far
+    entry_point: str  # script, module or program that the leading ranks run
+    algorithm: str  # search method of its study; empty: it is no trial
 
 
 _SOME = select(_HERE.num, *(_HERE[one.name] for one in fields(ListedFacts))).where(
@@ -171,7 +176,8 @@ def page(
     unless the value that it is sorted by changes. Raises UserError for a cursor of another order.
     """
     key = SORTS[order.by]
-    query = _filtered(select(_HERE.num, key.label("sorted_by")), wanted)
+    dialect = tx.conn.dialect.name
+    query = _filtered(select(_HERE.num, key.label("sorted_by")), wanted, dialect)
     if cursor is not None:
         query = query.where(_behind(order, key, _read_cursor(cursor, order)))
     ends = [_HERE.num] if order.by == NUM else [key, _HERE.num]
@@ -202,7 +208,7 @@ def _behind(order: Order, key: ColumnElement[Any], place: Sequence[Any]) -> Colu
     return here < there if order.descending else here > there  # type: ignore[no-any-return]
 
 
-def _filtered(query: Select[Any], wanted: JobFilter) -> Select[Any]:
+def _filtered(query: Select[Any], wanted: JobFilter, dialect: str) -> Select[Any]:
     terms: list[ColumnElement[bool]] = []
     if wanted.states:
         terms.append(_HERE.state.in_([state.value for state in wanted.states]))
@@ -210,7 +216,10 @@ def _filtered(query: Select[Any], wanted: JobFilter) -> Select[Any]:
         terms.append(_HERE.project.in_(wanted.projects))
     for name in _PATTERNS:
         if getattr(wanted, name) is not None:
-            terms.append(_matches(_HERE[name], getattr(wanted, name)))
+            terms.append(_matches(_HERE[name], getattr(wanted, name), dialect))
+    if wanted.data is not None:
+        found = _matches(job_data.c.path, wanted.data, dialect)
+        terms.append(_HERE.num.in_(select(job_data.c.job).where(found)))
     for name in _EQUAL:
         value = getattr(wanted, name)
         if value is not None:
@@ -239,9 +248,15 @@ def _within(one: ListingRange) -> list[ColumnElement[bool]]:
     return terms
 
 
-def _matches(column: Any, pattern: str) -> ColumnElement[bool]:
+def _matches(column: Any, pattern: str, dialect: str) -> ColumnElement[bool]:
+    """Whether a text has the form of a pattern, with `*` for any text; upper and lower case differ."""
     if "*" not in pattern:
         return column == pattern  # type: ignore[no-any-return]
+    if dialect == "sqlite":
+        # LIKE takes `A` and `a` for the same there, and only these: GLOB compares as PostgreSQL does.
+        return column.op("GLOB", is_comparison=True)(  # type: ignore[no-any-return]
+            pattern.replace("[", "[[]").replace("?", "[?]")
+        )
     plain = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return column.like(plain.replace("*", "%"), escape="\\")  # type: ignore[no-any-return]
 

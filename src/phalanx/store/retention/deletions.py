@@ -16,7 +16,7 @@ from phalanx.core.cost.budgets import BudgetScope
 from phalanx.core.retention.holds import RemovalCause
 from phalanx.core.retention.policy import DataKind
 from phalanx.store.database import Tx, columns_of, read
-from phalanx.store.schema.listings import job_listing
+from phalanx.store.schema.listings import job_data, job_listing
 from phalanx.store.schema.provenance import attempt_inputs, attempt_software
 from phalanx.store.schema.retention import (
     checkpoint_removals,
@@ -59,7 +59,9 @@ _SMALL: tuple[Table, ...] = (
     *(attempt_software, attempt_inputs),
     *(reservations, quota_alerts, checkpoint_pins, checkpoint_removals),
 )
-_WITH_THE_JOB: tuple[Table, ...] = (job_labels, array_turns, job_dependencies, job_marks)
+_WITH_THE_JOB: tuple[Table, ...] = (
+    *(job_labels, job_data, array_turns, job_dependencies, job_marks),
+)
 DELETED_TABLES = frozenset(table.name for table in (*_LARGE, *_SMALL, *_WITH_THE_JOB, checkpoints))
 """Tables with rows of jobs that go with their job."""
 KEPT_TABLES = frozenset({"cost_rows", "cost_job_sums", "stored_objects", "trials", "schedule_runs"})

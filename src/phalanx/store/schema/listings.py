@@ -62,8 +62,25 @@ job_listing = Table(
     _word("image", 512),  # of the container; empty: none
     _word("metric", 256),  # that the job is compared by; empty: none
     _word("goal", 16),  # min or max, of `metric`; empty: the newest value counts
+    _word("entry_point", 512),  # script, module or program that the leading ranks run
+    _word("algorithm", 128),  # search method of its study; empty: it is no trial
     # Space on each page for new versions of its rows; a scan in one process, without starting others.
     postgresql_with={"fillfactor": 80, "parallel_workers": 0},
+)
+
+# Inputs that a spec names: a job has any number of them, and they never change.
+job_data = Table(
+    "job_data",
+    metadata,
+    Column("job", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", String(256), primary_key=True),
+    # Absolute path or URL, compared by its bytes; a longer one is cut, as an index could not hold it.
+    Column(
+        "path",
+        String(512).with_variant(String(512, collation="C"), "postgresql"),
+        nullable=False,
+    ),
+    Index(None, "path", "job"),
 )
 
 # Columns that do not change while a job runs: a change of the others writes no index.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from phalanx.store.database import Tx
 from phalanx.store.tables import checkpoint_pins, checkpoints, jobs
@@ -103,5 +103,5 @@ def pinned_by_users(tx: Tx, job: int) -> set[str]:
 def unpin_users(tx: Tx, job: int, path: str) -> int:
     """Give up the pins that users set on a checkpoint; returns their number."""
     here = checkpoint_pins.c
-    same = (here.job == job) & (here.path == path) & ~here.by.like("s-%")
+    same = (here.job == job) & (here.path == path) & (func.substr(here.by, 1, 2) != "s-")
     return int(tx.conn.execute(checkpoint_pins.delete().where(same)).rowcount)
