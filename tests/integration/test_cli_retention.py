@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from integration.rig import Rig
-from integration.test_control_deletion import SMALL, ended
+from integration.test_control_deletion import SMALL, ended, held_up, sweep
 from phalanx.cli.app import app
 from phalanx.cli.verbs import jobs as job_verbs
 from phalanx.cli.verbs import pools
@@ -64,6 +64,23 @@ def test_jobs_are_chosen_by_filters_and_what_is_pinned_stays(rig: Rig, run: Run)
     with pytest.raises(NotFound):
         rig.job(first)
     assert rig.job(second).state == "succeeded" and not rig.job(live).is_terminal
+
+
+def test_copies_of_a_deleted_job_are_given_up(rig: Rig, run: Run) -> None:
+    num = held_up(rig)
+    assert "does not see the folder" in run("admin", "retention")
+    with pytest.raises(UserError, match="nothing was given up: there is no terminal"):
+        run("delete", f"j-{num}", "--abandon")
+    for words in (("--name", "digits"), (f"j-{num}", "--dry-run")):
+        with pytest.raises(UserError, match="--abandon takes the names of deleted jobs"):
+            run("delete", "--abandon", *words)
+    said = run("delete", f"j-{num}", "--abandon", "--yes")
+    assert said.startswith(f"j-{num}: 1 copies (90 B) stay in file:///")
+    (found,) = json.loads(run("delete", f"j-{num}", "--abandon", "--yes", "--json"))
+    assert (found["label"], found["abandoned_by"]) == (f"j-{num}", "user:admin")
+    sweep(rig)
+    said = run("admin", "retention")
+    assert "GIVEN UP" in said and "NEXT TRY" not in said
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from integration.rig import TOKEN, URL, Rig, ScriptedSupervisor, open_rig, sample_path, spec
+from integration.test_control_deletion import held_up
 from phalanx.core.cost.anomalies import AnomalyKey, AnomalyScope
 from phalanx.core.cost.anomaly_life import AnomalyCause, AnomalyDay, AnomalyState, CostAnomaly
 from phalanx.core.tenancy.principals import HOME_CALLER
@@ -220,6 +221,7 @@ CHANGES: dict[Call, Change] = {
         made(("POST", "/api/v1/jobs", JOB), ("POST", "/api/v1/jobs/{num}/pin", None))
     ),
     ("DELETE", "/api/v1/jobs/{num}"): Change(JOB_ENDED, is_removal=True),
+    ("POST", "/api/v1/jobs/{num}/deletion/abandon"): Change(lambda stage: held_up(stage.rig)),
     ("POST", "/api/v1/jobs/{num}/checkpoints/pin"): Change(with_checkpoint, {"checkpoint": "5"}),
     ("POST", "/api/v1/jobs/{num}/checkpoints/unpin"): Change(
         lambda stage: (

@@ -8,22 +8,26 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import func, select
 
-from integration.rig import Rig
+from integration.rig import Rig, spec
 from phalanx.checkpoint.commit import sealed
 from phalanx.core.training.checkpoints import MANIFEST
 from phalanx.errors import CheckpointNotFound, Conflict, NotFound
-from phalanx.schemas.api.jobs import CloneRequest
+from phalanx.schemas.api.jobs import CloneRequest, SubmitRequest
 from phalanx.schemas.wire import supervision as wire
+from phalanx.services.batches import submit as batch_service
+from phalanx.services.lifecycle import submit as submit_service
 from phalanx.services.lifecycle.assignments import checkpoint_dir, contract_of
 from phalanx.services.retention import files, work
 from phalanx.services.retention.work import deletions_step
 from phalanx.store import jobs
 from phalanx.store.retention import deletions
 from phalanx.store.schema import metadata
+from phalanx.store.tables import checkpoints
 from phalanx.store.tenancy.audit import AuditFilter, page
 from support.manifests import manifest_of
 
@@ -204,6 +208,136 @@ def test_a_store_that_is_away_is_tried_again_until_its_copies_are_gone(rig: Rig)
     rig.clock.advance(2 * HOUR_S)
     assert sweep(rig) is None
     assert_gone(rig, num)
+
+
+def held_up(rig: Rig) -> int:
+    """A deleted job with a copy in a store that is away."""
+    num = ended(rig, **with_store(rig))
+    query = checkpoints.update().where(checkpoints.c.job == num, checkpoints.c.step == 20)
+    rig.store.transact(lambda tx: tx.conn.execute(query.values(copy_state="stored", copy_bytes=90)))
+    away = rig.platform.home.root / "far"
+    away.rename(away.with_name("unmounted"))
+    rig.client.retention.delete(num)
+    assert sweep(rig) is not None
+    return num
+
+
+def test_copies_in_a_store_that_never_returns_are_given_up(rig: Rig) -> None:
+    num = held_up(rig)
+    (open_one,) = rig.client.retention.overview().deletions
+    assert open_one.tries == 1
+    view = rig.client.retention.abandon(num)
+    assert view == rig.client.retention.abandon(num)
+    store = f"file://{far_folder(rig, num)}"
+    assert (view.stores, view.num_checkpoints, view.num_bytes) == ([store], 1, 90)
+    assert [one[:13] for one in view.checkpoints] == ["step-00000020"]
+    assert (view.deleted_by, view.abandoned_by) == ("user:admin", "user:admin")
+    entry = rig.store.view(lambda tx: page(tx, AuditFilter(), before=None, limit=2))[1]
+    (change,) = entry.changes
+    assert entry.action.endswith("/deletion/abandon")
+    assert change["after"]["left"]["stores"] == [store]
+    assert change["after"]["abandoned_by"] == "user:admin"
+    # It is due at once, however long the store was to be waited for.
+    assert sweep(rig) is None
+    assert set(rows_of(rig, num)) <= deletions.KEPT_TABLES | {"deleted_jobs"}
+    assert not any(one.exists() for one in places(rig, num))
+    row = rig.store.view(lambda tx: deletions.find(tx, num))
+    assert row is not None and row.done_at is not None and "does not see the folder" in row.error
+    overview = rig.client.retention.overview()
+    assert (overview.deletions, overview.abandoned) == ([], [view])
+    with pytest.raises(NotFound, match=r"user:admin gave up its copies in the object store"):
+        rig.job(num)
+    away = rig.platform.home.root / "far"
+    away.with_name("unmounted").rename(away)
+    rig.clock.advance(2 * HOUR_S)
+    assert sweep(rig) is None and len(list(far_folder(rig, num).glob("step-*"))) == 2
+
+
+def test_only_what_a_store_holds_up_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    num = ended(rig, **with_store(rig))
+
+    def refused(why: str, job: int = num) -> None:
+        with pytest.raises(Conflict, match=why):
+            rig.client.retention.abandon(job)
+
+    with pytest.raises(NotFound, match="there is no job j-99"):
+        rig.client.retention.abandon(99)
+    refused("is not deleted: there is nothing to give up")
+    rig.client.retention.delete(num)
+    refused("the deletion of j-1 has not failed")
+    sweep(rig)
+    refused("everything of j-1 is deleted")
+    assert_gone(rig, num)
+    other = ended(rig)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "is_held", lambda node: True)
+        rig.client.retention.delete(other)
+        sweep(rig)
+    refused("j-2 has no copies in a store", other)
+    rig.clock.advance(HOUR_S)
+    sweep(rig)
+    assert_gone(rig, other)
+
+
+def test_a_try_that_fails_meanwhile_does_not_put_off_what_was_given_up(rig: Rig) -> None:
+    num = held_up(rig)
+    rig.client.retention.abandon(num)
+    later = rig.clock.now() + 10**12
+    rig.store.transact(
+        lambda tx: deletions.retry(tx, num, tries=2, not_before=later, error="too late")
+    )
+    assert sweep(rig) is None
+    row = rig.store.view(lambda tx: deletions.find(tx, num))
+    assert row is not None and row.done_at is not None and row.error != "too late"
+
+
+def resumed(num: int, **more: object) -> SubmitRequest:
+    wanted = {"checkpoint": {"resume_from": f"j-{num}@10"}}
+    return SubmitRequest(spec=spec(resources=SMALL, **wanted, **more))
+
+
+def test_jobs_that_resume_from_a_checkpoint_keep_its_job(rig: Rig) -> None:
+    num = ended(rig)
+    one = rig.client.submit(resumed(num)).job
+    assert one is not None
+    requests = [resumed(num, name="b"), resumed(num, array="0-1")]
+    batch = [made.num for made in rig.client.submit_batch(requests).jobs]
+    assert len(batch) == 3
+    for other in (one.num, *batch):
+        found = rig.client.provenance(other).begins_from
+        assert found is not None and (found.job, found.step) == (num, 10)
+        assert "resume_chosen" in [event.kind for event in rig.client.history(other)]
+    names = ", ".join(f"j-{other}" for other in (one.num, *batch))
+    with pytest.raises(Conflict, match=f"{names} begins from a checkpoint of j-{num}"):
+        rig.client.retention.delete(num)
+    for other in (*reversed(batch), one.num):
+        rig.client.stop(other)
+    rig.client.retention.delete(num)
+    sweep(rig)
+    assert_gone(rig, num)
+    # What the job began from is still known of those that it was of use to.
+    assert rig.client.provenance(one.num).begins_from.job == num
+
+
+@pytest.mark.parametrize("way", ["submit", "batch"])
+def test_a_job_that_was_deleted_meanwhile_is_resumed_from_by_none(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    num = ended(rig)
+    module = submit_service if way == "submit" else batch_service
+    prepare = module.prepare
+
+    def slow(*given: Any, **named: Any) -> Any:
+        found = prepare(*given, **named)
+        rig.client.retention.delete(num)
+        return found
+
+    monkeypatch.setattr(module, "prepare", slow)
+    client = rig.client
+    ways = {"submit": client.submit, "batch": lambda one: client.submit_batch([one])}
+    with pytest.raises(NotFound, match=rf"j-{num} \(digits\) was deleted"):
+        ways[way](resumed(num))
+    assert client.jobs(limit=9).jobs == []
 
 
 class Cut(Exception):

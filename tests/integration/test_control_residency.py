@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from integration.rig import Rig, spec
 from phalanx.cli.app import app
+from phalanx.cli.terminal.output import notice
 from phalanx.cli.verbs import pools
 from phalanx.errors import PlatformError, SpecInvalid
 from phalanx.schemas.api.jobs import ChangeRequest, CloneRequest, SubmitRequest
@@ -17,6 +18,7 @@ from phalanx.schemas.api.schedules import PutScheduleRequest
 from phalanx.schemas.api.studies import SubmitStudyRequest
 from phalanx.schemas.wire import supervision as wire
 from phalanx.services.schedules.fire import schedules_step
+from phalanx.store.tenancy.audit import AuditFilter, page
 
 pytestmark = pytest.mark.integration
 
@@ -202,6 +204,45 @@ def test_running_jobs_outside_changed_labels_are_told(here: Rig) -> None:
     (said,) = apply_projects(here, {"name": "default", "residency": ["eu", "us"]}, stores=[])
     assert f"j-{kept} runs although checkpoint.store: lies in no store" in said
     assert apply_projects(here, {"name": "default", "residency": ["us"]}, stores=moved) == []
+
+
+def test_a_running_job_outside_a_changed_rule_gets_an_event(here: Rig) -> None:
+    def told(num: int) -> list[tuple[str, str]]:
+        kinds = ("residency_left", "residency_restored")
+        events = [one for one in here.client.history(num) if one.kind in kinds]
+        assert {one.attempt for one in events} <= {1} and {one.actor for one in events} <= {
+            "user:admin"
+        }
+        return [(one.kind, one.data.get("message", "")) for one in events]
+
+    num = here.submit(project="lab")
+    queued = here.submit(project="lab", resources={"nodes": 2, "slots_per_node": 4})
+    free = here.submit(pool="nowhere")
+    here.turn()
+    version = here.job(num).etag
+    for _ in range(2):  # applied again, it says nothing new
+        (warning,) = apply_projects(here, {"name": "lab", "residency": ["ch"]})
+    ((kind, message),) = told(num)
+    assert kind == "residency_left" and warning.startswith(f"j-{num} {message}: ")
+    assert message == "runs on europe-n-0 (eu), outside its residency; project lab allows ch"
+    entries = here.store.view(lambda tx: page(tx, AuditFilter(), before=None, limit=3))
+    # The file that was applied again changed nothing of the job.
+    changes = [[one["what"] for one in entry.changes] for entry in entries]
+    assert changes[1:2] == [[f"job j-{num}"]] and [f"job j-{num}"] not in (changes[0], changes[2])
+    assert entries[1].changes[0]["after"] == {"outside_residency": message}
+    apply_pools(here, europe="us")
+    assert [kind for kind, _ in told(num)] == ["residency_left"] * 2
+    assert "(us), outside" in told(num)[-1][1]
+    # Without its rule it is inside; one message says so, whatever is applied after it.
+    here.client.remove_project("part")
+    here.client.remove_project("lab")
+    apply_pools(here, europe="us")
+    assert told(num)[2:] == [("residency_restored", "")]
+    assert told(queued) == told(free) == []
+    assert (here.job(num).state, here.job(num).etag) == ("starting", version)
+    events = [one for one in here.client.history(num) if one.kind.startswith("residency_")]
+    said = [notice(one) for one in events]
+    assert said[0] == f"warning: {message}" and said[-1] == "is where its residency allows it again"
 
 
 def test_stores_are_listed_and_bad_ones_refused(here: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from urllib.parse import quote
 import httpx
 
 from phalanx.schemas.api.jobs import (
+    AbandonedDeletionView,
     DeletionView,
     JobView,
     PeriodsRequest,
@@ -48,6 +49,14 @@ class RetentionCalls(Transport):
         """
         params = {"dry_run": "true"} if dry_run else {}
         return self._delete_with_answer(f"{V1}/jobs/{num}", DeletionView, params)
+
+    def abandon(self, num: int) -> AbandonedDeletionView:
+        """Give up the copies of a deleted job in a store that does not come back; the rest is deleted.
+
+        Raises NotFound, and Conflict where the job is not deleted, where it is deleted completely, and
+        where no store holds up its deletion. Needs the scope admin.
+        """
+        return self._post(f"{V1}/jobs/{num}/deletion/abandon", None, AbandonedDeletionView)
 
     def overview(self) -> RetentionView:
         """The periods, what the next sweep deletes, and open deletions. Needs the scope admin."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import bindparam, func, select, tuple_
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.jobs.events import EVENT_TYPES, JobEvent
@@ -27,8 +27,10 @@ NOTES = frozenset(
         *("warned", "restored", "stacks", "guarded", "profiled", "save_begun", "cloned"),
         *("templated", "archived", "unarchived", "pinned", "unpinned", "expired"),
         *("software_changed", "inputs_changed", "resume_chosen"),
+        *("residency_left", "residency_restored"),
     }
 )
+_BATCH = 500
 _INSERT = events.insert()
 _LAST_FEED = select(func.max(events.c.feed))
 _JOBS_BEHIND = select(events.c.job).where(events.c.feed > bindparam("_after")).distinct()
@@ -126,6 +128,18 @@ def of_job(
     if kinds:
         query = query.where(events.c.kind.in_(list(kinds)))
     return read(tx, StoredEvent, query)
+
+
+def newest(tx: Tx, nums: Sequence[int], kinds: Sequence[str]) -> dict[int, StoredEvent]:
+    """The newest event of these kinds of each job, by its number; jobs without one are left out."""
+    found: dict[int, StoredEvent] = {}
+    for start in range(0, len(nums), _BATCH):
+        some = nums[start : start + _BATCH]
+        last = select(events.c.job, func.max(events.c.seq))
+        last = last.where(events.c.job.in_(some), events.c.kind.in_(kinds)).group_by(events.c.job)
+        query = select(events).where(tuple_(events.c.job, events.c.seq).in_(last))
+        found |= {one.job: one for one in read(tx, StoredEvent, query)}
+    return found
 
 
 def feed(tx: Tx, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:

@@ -268,9 +268,12 @@ def _not_found(tx: Tx, num: int) -> NotFound:
     row = tx.conn.execute(_DELETED, {"_num": num}).one_or_none()
     if row is None:
         return NotFound(f"there is no job {job_label(num)}", "`phalanx ps` lists the jobs")
-    return NotFound(
-        f"{job_label(num)} ({row.name}) was deleted by {row.deleted_by} at {to_rfc3339(row.deleted_at)}"
-    )
+    said = f"{job_label(num)} ({row.name}) was deleted by {row.deleted_by} at {to_rfc3339(row.deleted_at)}"
+    if row.abandoned_by is not None and row.error is not None:
+        said += (
+            f"; {row.abandoned_by} gave up its copies in the object store, which were left there"
+        )
+    return NotFound(said)
 
 
 def place_of(tx: Tx, num: int) -> tuple[str, str] | None:

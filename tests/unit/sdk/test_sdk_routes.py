@@ -109,6 +109,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "retention.pin": lambda c: c.retention.pin(1),
     "retention.unpin": lambda c: c.retention.unpin(1),
     "retention.delete": lambda c: c.retention.delete(1, dry_run=True),
+    "retention.abandon": lambda c: c.retention.abandon(1),
     "retention.overview": lambda c: c.retention.overview(),
     "retention.periods": lambda c: c.retention.periods("vision"),
     "retention.set_periods": lambda c: c.retention.set_periods("vision", logs="30d"),

@@ -116,6 +116,11 @@ def holders(jobs: Iterable[int]) -> str:
     return " ".join(f"j-{num}" for num in jobs)
 
 
+_WARNINGS = ("warned", "software_changed", "inputs_changed", "residency_left")
+_SENTENCES: dict[str, Callable[[EventView], str]] = {
+    "residency_restored": lambda event: "is where its residency allows it again",
+    "settings_changed": lambda event: f"by {event.actor}: {changes_in_words(event.data)}",
+}
 _KEEPING = ("archived", "unarchived", "pinned", "unpinned", "expired")
 
 
@@ -130,10 +135,10 @@ def _of_what(event: EventView) -> str:
 
 def notice(event: EventView) -> str | None:
     """A message for events that matter beside the states: warnings, bad checkpoints, resumes."""
-    if event.kind in ("warned", "software_changed", "inputs_changed"):
+    if event.kind in _WARNINGS:
         return f"warning: {event.data.get('message', '')}"
-    if event.kind == "settings_changed":
-        return f"by {event.actor}: {changes_in_words(event.data)}"
+    if event.kind in _SENTENCES:
+        return _SENTENCES[event.kind](event)
     if event.kind == "cloned":
         begins = event.data.get("checkpoint")
         return f"a clone of j-{event.data.get('job')}" + (f", from {begins}" if begins else "")

@@ -560,6 +560,26 @@ class OpenDeletionView(ResponseBody):
     error: str | None = None
 
 
+class AbandonedDeletionView(ResponseBody):
+    """A deleted job with copies that were given up: what was left of it in which stores.
+
+    `checkpoints` are the first 1000 names of those that were sent there, as far as that was reported.
+    """
+
+    num: int
+    label: str
+    name: str
+    project: str
+    deleted_by: str
+    deleted_at: At
+    abandoned_by: str
+    stores: list[str]
+    checkpoints: list[str]
+    num_checkpoints: int
+    num_bytes: int
+    error: str | None = None  # of the last try
+
+
 class ExpiringJobView(ResponseBody):
     """A job, or surplus checkpoints of it, that the next retention sweep deletes."""
 
@@ -584,6 +604,7 @@ class RetentionView(ResponseBody):
 
     `expiring_jobs` are the first ones of what `expiring` counts. `held` are jobs that would be deleted if
     nothing needed them. `open_removals` are checkpoints with files that are still to be deleted.
+    `abandoned` are the newest deletions with copies that were given up.
     """
 
     periods: dict[str, str]  # by kind, in words
@@ -592,6 +613,7 @@ class RetentionView(ResponseBody):
     held: int = 0
     deletions: list[OpenDeletionView] = Field(default_factory=list)
     open_removals: int = 0
+    abandoned: list[AbandonedDeletionView] = Field(default_factory=list)
     removed: list[RemovedView] = Field(default_factory=list)
 
 

@@ -108,9 +108,9 @@ def get_project(here: Here, by: By, name: ObjectName) -> ProjectView:
 
 
 @router.delete("/projects/{name}", status_code=204, openapi_extra=_CHANGE)
-def delete_project(here: Here, name: ObjectName) -> Response:
+def delete_project(here: Here, by: By, name: ObjectName) -> Response:
     """Remove a project's limits; its jobs continue."""
-    projects.remove_project(here.platform, name)
+    projects.remove_project(here.platform, name, here.clock.now(), by.actor)
     return Response(status_code=204)
 
 

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 
 from phalanx.core.tenancy.roles import Permission
 from phalanx.schemas.api.jobs import (
+    AbandonedDeletionView,
     DeletionView,
     JobView,
     PeriodsRequest,
@@ -19,6 +20,7 @@ from phalanx.server.context import By, Here
 from phalanx.server.strict_requests import JobNum, ObjectName, StrictRoute
 from phalanx.services.queries import views
 from phalanx.services.retention import deletion, marks
+from phalanx.services.retention.abandon import abandon
 from phalanx.services.retention.answers import deletion_view, periods_view, retention_view
 from phalanx.services.retention.periods import set_periods
 from phalanx.store.retention.marks import MarkKind
@@ -90,6 +92,16 @@ def delete_job(here: Here, by: By, num: JobNum, dry_run: bool = False) -> Deleti
     if dry_run:
         return deletion_view(deletion.preview(here.platform, num))
     return deletion_view(deletion.delete(here.platform, num, here.clock.now(), by.actor))
+
+
+@router.post("/{num}/deletion/abandon", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
+def post_abandon(here: Here, by: By, num: JobNum) -> AbandonedDeletionView:
+    """Give up the copies of a deleted job in a store that does not come back; may be repeated.
+
+    Everything else is deleted. What is left, and in which stores, stays with the job's number, and in
+    the audit log.
+    """
+    return abandon(here.platform, num, here.clock.now(), by.actor)
 
 
 @router.post("/{num}/checkpoints/pin", openapi_extra=_CHANGE)

@@ -25,6 +25,20 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
+class OutsideJob:
+    """A running job that its rules, which have changed, do not allow where it is."""
+
+    stored: StoredJob
+    problem: str  # with the name of the job in front it is a sentence
+    advice: str  # a command
+
+    @property
+    def text(self) -> str:
+        """What is wrong, and what to do."""
+        return f"{job_label(self.stored.job.num)} {self.problem}: {self.advice}"
+
+
+@dataclass(frozen=True, slots=True)
 class ResidencyRules:
     """The rules of all projects and the declared stores, as they are now."""
 
@@ -68,9 +82,9 @@ class ResidencyRules:
             return None
         return Reason(ReasonCode.OUTSIDE_RESIDENCY, "; ".join(str(one) for one in problems))
 
-    def warnings(
+    def outside(
         self, holding: Iterable[StoredJob], labels: Mapping[str, Iterable[tuple[str, str]]]
-    ) -> list[str]:
+    ) -> list[OutsideJob]:
         """Running jobs on nodes, or with stores, that their rules do not allow; `labels` by node."""
         found = []
         for one in holding:
@@ -84,14 +98,16 @@ class ResidencyRules:
             if wrong:
                 there = sorted({residency_of(labels[node]) or "no residency" for node in wrong})
                 more = " …" if len(wrong) > _SHOWN else ""
-                found.append(
-                    f"{label} runs on {', '.join(wrong[:_SHOWN])}{more} ({', '.join(there)}), outside "
-                    f"its residency; {rules}: `phalanx pause {label}`, or drain the nodes with --move"
+                said = (
+                    f"runs on {', '.join(wrong[:_SHOWN])}{more} ({', '.join(there)}), outside its "
+                    f"residency; {rules}"
                 )
+                advice = f"`phalanx pause {label}`, or drain the nodes with --move"
+                found.append(OutsideJob(one, said, advice))
             problems = self.problems(facts.project, facts.demand.residency, facts.spec)
             if problems:
                 said = "; ".join(str(problem) for problem in problems)
-                found.append(f"{label} runs although {said}: `phalanx stop {label}`")
+                found.append(OutsideJob(one, f"runs although {said}", f"`phalanx stop {label}`"))
         return found
 
 

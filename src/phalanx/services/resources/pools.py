@@ -28,7 +28,7 @@ from phalanx.services.caches.row_cache import LOCAL
 from phalanx.services.lifecycle.commit import QUEUE, commit_events
 from phalanx.services.platform import Platform
 from phalanx.services.resources.inventory import change_views, suggestion
-from phalanx.services.resources.stores import outside_warnings
+from phalanx.services.resources.stores import tell_outside
 from phalanx.store import resources
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
@@ -38,9 +38,9 @@ from phalanx.store.resources import Applied, NodeMark
 def apply_pools(platform: Platform, file: Mapping[str, Any], now: int, actor: str) -> ApplyResponse:
     """Add or replace the pools of a file. The pools of this machine are applied all or none.
 
-    The warnings name running jobs that are outside their residency now. Raises SpecInvalid with every
-    problem, Conflict where a job runs on a node that would go, and ServerError for a cluster that cannot
-    be connected.
+    The warnings name running jobs that are outside their residency now, which get an event. Raises
+    SpecInvalid with every problem, Conflict where a job runs on a node that would go, and ServerError for
+    a cluster that cannot be connected.
     """
     current, notices = current_form(file)
     found = read_pools(current, EXECUTORS)
@@ -52,7 +52,7 @@ def apply_pools(platform: Platform, file: Mapping[str, Any], now: int, actor: st
             *notices,
             *(one.warning for one in connected if one.warning),
             *done.warnings,
-            *outside_warnings(platform),
+            *tell_outside(platform, now, actor),
         ],
     )
 

@@ -21,7 +21,7 @@ from phalanx.services.lifecycle.commit import QUEUE
 from phalanx.services.platform import Platform
 from phalanx.services.quotas.usage import quota_views, slot_types, uses_now
 from phalanx.services.resources.inventory import change_views, suggestion
-from phalanx.services.resources.stores import outside_warnings, replace_stores
+from phalanx.services.resources.stores import replace_stores, tell_outside
 from phalanx.services.retention.periods import periods_of, shown_periods
 from phalanx.store import planning, resources
 from phalanx.store.database import Tx
@@ -35,7 +35,7 @@ def apply_projects(
 ) -> ApplyResponse:
     """Add or replace the projects of a file, all or none. Raises SpecInvalid with every problem.
 
-    The warnings name running jobs that are outside their residency now.
+    The warnings name running jobs that are outside their residency now, which get an event.
     """
     found = read_projects(file)
     num_slots = sum(node.num_slots for node in platform.cluster())
@@ -61,7 +61,8 @@ def apply_projects(
         )
 
     done = platform.store.transact(work)
-    return done.model_copy(update={"warnings": [*done.warnings, *outside_warnings(platform)]})
+    told = tell_outside(platform, now, actor)
+    return done.model_copy(update={"warnings": [*done.warnings, *told]})
 
 
 def _apply_users(tx: Tx, users: Mapping[str, UserQuotaSpec], now: int, actor: str) -> None:
@@ -83,7 +84,7 @@ def _too_generous(projects: Iterable[ProjectSpec], num_slots: int) -> list[str]:
     return [f"{total}: not all guarantees can be kept at the same time"]
 
 
-def remove_project(platform: Platform, name: str) -> None:
+def remove_project(platform: Platform, name: str, now: int, actor: str) -> None:
     """Remove a project's limits; its jobs go on. Raises NotFound, Conflict for a parent of others."""
 
     def work(tx: Tx) -> None:
@@ -101,6 +102,7 @@ def remove_project(platform: Platform, name: str) -> None:
         tx.touched.topics.add(QUEUE)
 
     platform.store.transact(work)
+    tell_outside(platform, now, actor)
 
 
 def list_projects(platform: Platform, now: int) -> list[ProjectView]:

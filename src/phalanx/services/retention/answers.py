@@ -18,6 +18,7 @@ from phalanx.schemas.api.jobs import (
 from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.schemas.pools.retain import shown_period
 from phalanx.services.platform import Platform
+from phalanx.services.retention.abandon import abandoned_deletions
 from phalanx.services.retention.deletion import Deletion
 from phalanx.services.retention.periods import periods_of, shown_periods
 from phalanx.services.retention.plan import expiring
@@ -51,6 +52,7 @@ def retention_view(platform: Platform, now: int) -> RetentionView:
         ],
         held=found.held,
         deletions=open_deletions(platform),
+        abandoned=abandoned_deletions(platform),
         open_removals=platform.store.view(removals.count),
         removed=removed(platform),
     )

@@ -17,6 +17,7 @@ from phalanx.kit.text import job_label, shorten
 from phalanx.services.lifecycle import code
 from phalanx.services.platform import Platform
 from phalanx.services.retention import files
+from phalanx.services.retention.abandon import left_of
 from phalanx.services.retention.places import JobPlaces, places_of
 from phalanx.store import jobs
 from phalanx.store.database import Tx
@@ -119,12 +120,18 @@ def _complete(platform: Platform, one: DeletedJob, now: int) -> None:
     _count(platform, cause, near.count, near.num_bytes)
     while platform.store.transact(lambda tx: deletions.drop_rows(tx, one.job, limit=ROWS)):
         platform.may_act()
-    known = platform.store.view(lambda tx: deletions.checkpoint_names(tx, one.job))
-    far = files.remove_copies(platform, one.project, one.job, places, known)
-    _count(platform, cause, far.count, far.num_bytes)
+    if one.abandoned_by is None:
+        known = platform.store.view(lambda tx: deletions.checkpoint_names(tx, one.job))
+        far = files.remove_copies(platform, one.project, one.job, places, known)
+        _count(platform, cause, far.count, far.num_bytes)
     if places.code is not None:
         _remove_code(platform, places.code, cause, now)
-    platform.store.transact(lambda tx: deletions.finish(tx, one.job, now))
+
+    def finish(tx: Tx) -> None:
+        left = None if one.abandoned_by is None else left_of(tx, one)
+        deletions.finish(tx, one.job, now, left)
+
+    platform.store.transact(finish)
 
 
 def _count(platform: Platform, cause: RemovalCause, items: int, num_bytes: int) -> None:

@@ -79,11 +79,14 @@ class DeletedJob:
     deleted_at: int  # µs UTC
     deleted_by: str  # id of a principal, or `retention`
     cause: str  # core.retention.holds.RemovalCause
-    remains: Mapping[str, Any] | None  # where its data is; None: everything is deleted
+    #: where its data is; None: everything is deleted. Of one that was given up, what was left
+    remains: Mapping[str, Any] | None
     tries: int = 0  # that failed
     not_before: int = 0  # of the next try, µs UTC
     error: str | None = None  # of the last try
     done_at: int | None = None  # when everything was deleted, µs UTC
+    #: id of the principal that gave up its copies; None: they were not given up
+    abandoned_by: str | None = None
 
 
 def begin(tx: Tx, one: DeletedJob) -> None:
@@ -98,9 +101,10 @@ def begin(tx: Tx, one: DeletedJob) -> None:
     tx.touched.topics.add(DELETIONS)
 
 
-def find(tx: Tx, num: int) -> DeletedJob | None:
-    """The deleted job of this number."""
-    found = read(tx, DeletedJob, select(deleted_jobs).where(_HERE.job == num))
+def find(tx: Tx, num: int, *, lock: bool = False) -> DeletedJob | None:
+    """The deleted job of this number; with `lock`, no other transaction changes it meanwhile."""
+    query = select(deleted_jobs).where(_HERE.job == num)
+    found = read(tx, DeletedJob, query.with_for_update() if lock else query)
     return found[0] if found else None
 
 
@@ -155,17 +159,41 @@ def checkpoint_names(tx: Tx, num: int) -> list[str]:
     return sorted({path.rpartition("/")[2] for path in tx.conn.execute(query).scalars()})
 
 
-def finish(tx: Tx, num: int, now: int) -> None:
-    """Note that everything of a job is deleted, and delete the rows of its checkpoints."""
+def abandon(tx: Tx, num: int, by: str, now: int) -> None:
+    """Give up the copies of a deleted job: the next try completes the rest without them."""
+    values = {"abandoned_by": by, "tries": 0, "not_before": now}
+    tx.conn.execute(deleted_jobs.update().where(_HERE.job == num, _OPEN).values(**values))
+    tx.touched.topics.add(DELETIONS)
+
+
+def every_abandoned(tx: Tx, *, limit: int) -> list[DeletedJob]:
+    """Deleted jobs of which copies were left, the newest deletion first."""
+    # Where the store came back in the last moment, everything was deleted after all.
+    query = select(deleted_jobs).where(_HERE.abandoned_by.is_not(None), _HERE.error.is_not(None))
+    return read(tx, DeletedJob, query.order_by(_HERE.deleted_at.desc()).limit(limit))
+
+
+def copies(tx: Tx, num: int) -> tuple[list[str], int]:
+    """Names and bytes of a job's checkpoints that were sent to its store, as far as was reported."""
+    here = checkpoints.c
+    query = select(here.path, here.copy_bytes, here.size_bytes).where(here.job == num)
+    rows = list(tx.conn.execute(query.where(here.copy_state.is_not(None))))
+    names = sorted({path.rpartition("/")[2] for path, _, _ in rows})
+    return names, sum(int(sent or size or 0) for _, sent, size in rows)
+
+
+def finish(tx: Tx, num: int, now: int, left: Mapping[str, Any] | None = None) -> None:
+    """Note that everything of a job is deleted, or all but what is `left`; rows of checkpoints go."""
     tx.conn.execute(checkpoints.delete().where(checkpoints.c.job == num))
-    values = {"remains": None, "error": None, "done_at": now}
+    values = {"remains": left, "done_at": now} | ({} if left else {"error": None})
     tx.conn.execute(deleted_jobs.update().where(_HERE.job == num, _OPEN).values(**values))
 
 
 def retry(tx: Tx, num: int, *, tries: int, not_before: int, error: str) -> None:
-    """Note that a try failed, and when the next one is due."""
+    """Note that a try failed, and when the next one is due, unless it was given up meanwhile."""
     values = {"tries": tries, "not_before": not_before, "error": error}
-    tx.conn.execute(deleted_jobs.update().where(_HERE.job == num, _OPEN).values(**values))
+    same = (_HERE.job == num, _HERE.tries == tries - 1, _OPEN)
+    tx.conn.execute(deleted_jobs.update().where(*same).values(**values))
 
 
 def count(tx: Tx, kind: DataKind, cause: RemovalCause, items: int, num_bytes: int) -> None:

@@ -28,11 +28,13 @@ deleted_jobs = Table(
     Column("deleted_at", BigInteger, nullable=False),
     Column("deleted_by", String(140), nullable=False),  # id of a principal, or `retention`
     Column("cause", String(16), nullable=False),  # core.retention.holds.RemovalCause
-    Column("remains", JSON),  # where its data is; NULL: everything is deleted
+    # Where its data is. NULL: everything is deleted. Of a deletion that was given up: what was left.
+    Column("remains", JSON),
     Column("tries", Integer, nullable=False),
     Column("not_before", BigInteger, nullable=False),  # of the next try, µs UTC
     Column("error", Text),  # of the last try
     Column("done_at", BigInteger),
+    Column("abandoned_by", String(140)),  # that gave up its copies; NULL: they were not given up
     Index(None, "done_at", "not_before"),
     Index(None, "project", "deleted_at"),
 )

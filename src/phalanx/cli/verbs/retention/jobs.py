@@ -84,6 +84,13 @@ def delete(  # noqa: PLR0913 (one parameter for each filter)
         typer.Option("--older-than", help="Only jobs that ended longer ago than this: 30d."),
     ] = None,
     archived: Annotated[bool, typer.Option("--archived", help="Only archived jobs.")] = False,
+    abandon: Annotated[
+        bool,
+        typer.Option(
+            "--abandon",
+            help="Of deleted jobs: give up copies in a store that does not come back.",
+        ),
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: AsJson = False,
@@ -91,6 +98,7 @@ def delete(  # noqa: PLR0913 (one parameter for each filter)
     """Delete jobs that have ended: rows, logs, metrics, code, checkpoints and their copies in stores.
 
     What they cost stays in reports. Name jobs, or give filters, which choose among those that have ended.
+    With --abandon, complete the deletion of jobs that a store holds up without their copies there.
     """
     filters = {
         "project": project,
@@ -102,6 +110,9 @@ def delete(  # noqa: PLR0913 (one parameter for each filter)
     }
     if bool(jobs) == bool(archived or any(filters.values())):
         raise UserError("name jobs, or give filters", "such as: phalanx delete --older-than 30d")
+    if abandon:
+        _abandon(ctx, jobs or (), dry_run, yes, json)
+        return
     with connected(ctx) as client:
         nums = job_numbers(client, jobs) if jobs else _chosen(client, filters, archived)
         planned = [client.retention.delete(num, dry_run=True) for num in nums]
@@ -117,6 +128,32 @@ def delete(  # noqa: PLR0913 (one parameter for each filter)
             _ask(free)
         done = _delete_all(client, free)
     _show_done(done, held, json)
+
+
+def _abandon(ctx: typer.Context, jobs: Sequence[str], dry_run: bool, yes: bool, json: bool) -> None:
+    if not jobs or dry_run:
+        said = "--abandon takes the names of deleted jobs, no filters and no --dry-run"
+        raise UserError(said, "`phalanx admin retention` lists deletions that are not complete")
+    with connected(ctx) as client:
+        nums = job_numbers(client, jobs)
+        if not yes:
+            names = ", ".join(job_label(one) for one in nums)
+            _confirm(f"Leave the copies of {names} in their stores for good?", "given up")
+        done = [client.retention.abandon(num) for num in nums]
+    if json:
+        output.as_json(done)
+        return
+    for one in done:
+        size = format_size(one.num_bytes)
+        print(f"{one.label}: {one.num_checkpoints} copies ({size}) stay in {', '.join(one.stores)}")
+
+
+def _confirm(question: str, done: str) -> None:
+    """Ask a question. Raises UserError without a terminal, and Exit where the answer is no."""
+    if not sys.stdin.isatty():
+        raise UserError(f"nothing was {done}: there is no terminal to ask", "add --yes")
+    if not typer.confirm(question):
+        raise typer.Exit(1)
 
 
 def _chosen(client: PhalanxClient, filters: dict[str, Any], archived: bool) -> list[int]:
@@ -140,12 +177,9 @@ def _delete_all(client: PhalanxClient, planned: Sequence[DeletionView]) -> list[
 
 
 def _ask(planned: Sequence[DeletionView]) -> None:
-    """Ask before deleting. Raises UserError without a terminal, and Exit where the answer is no."""
-    if not sys.stdin.isatty():
-        raise UserError("nothing was deleted: there is no terminal to ask", "add --yes")
+    """Ask before deleting; raises as `_confirm` does."""
     names = ", ".join(one.label for one in planned[:5]) + (" …" if len(planned) > 5 else "")
-    if not typer.confirm(f"Delete {len(planned)} jobs ({names}) with {_total(planned)}?"):
-        raise typer.Exit(1)
+    _confirm(f"Delete {len(planned)} jobs ({names}) with {_total(planned)}?", "deleted")
 
 
 def _total(planned: Sequence[DeletionView]) -> str:

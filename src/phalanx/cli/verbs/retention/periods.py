@@ -78,6 +78,15 @@ _OPEN: dict[str, Callable[[Any], Any]] = {
     "ERROR": lambda one: one.error,
 }
 
+_ABANDONED: dict[str, Callable[[Any], Any]] = {
+    "GIVEN UP": lambda one: one.label,
+    "NAME": lambda one: one.name,
+    "BY": lambda one: one.abandoned_by,
+    "COPIES": lambda one: one.num_checkpoints,
+    "SIZE": lambda one: format_size(one.num_bytes),
+    "IN": lambda one: ", ".join(one.stores),
+}
+
 
 @admin_app.command("retention")
 def show_retention(
@@ -100,6 +109,8 @@ def show_retention(
         print(f"checkpoints with files still to delete: {view.open_removals}")
     if view.deletions:
         output.listing(view.deletions, False, _OPEN, "")
+    if view.abandoned:
+        output.listing(view.abandoned, False, _ABANDONED, "")
     if not dry_run:
         return
     print("the next sweep deletes:")
