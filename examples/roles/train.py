@@ -1,6 +1,7 @@
 """Trainer and evaluator in one gang: two ranks train, a third one looks at every checkpoint.
 
 phalanx submit examples/roles/job.yaml --follow
+phalanx submit examples/roles/unequal.yaml --follow    # all ranks train, on nodes that differ
 """
 
 import argparse
@@ -81,4 +82,4 @@ def evaluate():
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=20)
-    train(parser.parse_args()) if os.environ.get("PHALANX_ROLE") == "trainer" else evaluate()
+    evaluate() if os.environ.get("PHALANX_ROLE") == "evaluator" else train(parser.parse_args())

@@ -34,6 +34,16 @@ def test_a_pytorchjob_trains_on_this_machine(home: Home) -> None:
     assert "image dropped: left out by --local" in err
 
 
+def test_master_and_worker_that_differ_train_as_one_world(home: Home) -> None:
+    code, out, err = home.run("submit", "pytorchjob-unequal.yaml", "--local", "--follow")
+    assert code == 0, err
+    losses = [
+        float(line.split("loss ")[1].split()[0]) for line in out.splitlines() if "loss " in line
+    ]
+    assert sum("world 3" in line for line in out.splitlines()) == len(losses) == 20
+    assert losses[-1] < losses[0] / 10
+
+
 def test_a_slurm_script_trains_on_this_machine(home: Home) -> None:
     code, out, err = home.run("submit", "train.sbatch", "--follow")
     assert code == 0, err

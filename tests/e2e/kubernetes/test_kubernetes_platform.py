@@ -1,6 +1,7 @@
 """Jobs through the whole platform on a Kubernetes cluster of three nodes, and what may happen to them."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -128,3 +129,45 @@ def test_a_job_with_an_image_volumes_and_containers_beside_its_ranks(platform, c
     spec["mounts"] = ["pvc:own:/own"]
     with pytest.raises(AssertionError, match="pods on 3 nodes need ReadWriteMany"):
         platform.submit(spec)
+
+
+def test_one_world_over_unequal_pods_recovers_exactly(platform, cluster, tmp_path):
+    """A pod with two ranks and one with one: a rank is killed, then a pod, and each has its own image."""
+    created, create = [], cluster.api.store.create
+
+    def noted(plural, namespace, body):
+        created.append((plural, body))
+        return create(plural, namespace, body)
+
+    cluster.api.store.create = noted
+    flags = ["--epochs=5", "--samples=240"]
+
+    def one_world(out, *more):
+        spec = probe_spec(out, *flags, *more, pool="kube", image="team/train:7")
+        run = spec.pop("run")
+        del spec["resources"]
+        worker = {"run": run, "world": "shared", "slots": 1, "image": "team/log:1"}
+        return {**spec, "roles": {"master": {"run": run, "slots": 2}, "worker": worker}}
+
+    out, go = tmp_path / "hit", tmp_path / "go"
+    job = platform.submit(one_world(out, "--step-s=0.5", f"--until={go}"))
+    platform.wait_steps(4, out)
+    images = {
+        body["metadata"]["name"][-2:]: body["spec"]["containers"][0]["image"]
+        for plural, body in created
+        if plural == "pods"
+    }
+    assert images == {"n0": "team/train:7", "n1": "team/log:1"}
+    starts = dict(cluster.kubelet.starts)
+    kill(platform.rank_pids(job)[2])
+    platform.wait_steps(len(Path(f"{out}.steps").read_text().splitlines()) + 3, out)
+    assert cluster.kubelet.starts == starts  # a new generation in the same pods
+    cluster.kubelet.kill(next(name for name in starts if name.endswith("n1")))
+    go.touch()
+    view = succeeded(platform, job)
+    assert (view.attempts, view.world_size) == (2, 3)
+    assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+    assert view.lineage.consumed == 5 * 240
+    calm = tmp_path / "calm"
+    succeeded(platform, platform.submit(one_world(calm)))
+    assert out.read_text() == calm.read_text()

@@ -136,3 +136,15 @@ def test_a_trainer_and_the_evaluator_of_its_checkpoints(platform: Platform):
         (curve,) = client.metrics(view.num, role="evaluator", names=["val_loss"]).series
     assert (curve.role, curve.rank, curve.steps[-1]) == ("evaluator", 2, 5120)
     assert "step 5120: val_loss" in platform.run("logs", job, "--role", "evaluator").stdout
+
+
+def test_one_world_over_unequal_nodes(platform: Platform):
+    """Two ranks on the first node and one on each of two others are one world."""
+    job, text = follow(platform, "roles/unequal.yaml")
+    view = platform.show(job)
+    assert (view.state, view.world_size, "epoch 5/5" in text) == ("succeeded", 4, True)
+    assert [(one.name, one.world, one.world_size) for one in view.roles] == [
+        ("master", "master", 4),
+        ("worker", "master", 4),
+    ]
+    assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.harness import Platform, family, kill, survivors
+from e2e.platform.harness import Platform, family, kill, probe_spec, survivors
 from e2e.platform.test_scheduling import hand_in
 from support.waiting import wait_until
 
@@ -138,6 +138,40 @@ def test_the_whole_gang_is_pushed_aside_and_comes_back(platform: Platform, tmp_p
     assert platform.wait_state(job, "running", "succeeded").attempts == 2
     (tmp_path / "go").touch()
     platform.wait_state(job, "succeeded")
+
+
+def one_world(out: Path, *flags: str, **spec: Any) -> dict[str, Any]:
+    """The exactness probe as one world of four ranks: two on the wide node, one on each thin one."""
+    made = probe_spec(out, *flags, pool=["mixed"], **spec)
+    run = made.pop("run")
+    del made["resources"]
+    worker = {"run": run, "world": "shared", "nodes": 2, "slots": 1, "env": {"PART": "worker"}}
+    return {**made, "roles": {"master": {"run": run, "slots": 2}, "worker": worker}}
+
+
+def test_one_world_over_unequal_nodes_recovers_exactly(platform: Platform, tmp_path: Path):
+    hit, calm, go = tmp_path / "hit", tmp_path / "calm", tmp_path / "go"
+    flags = ("--epochs=4", "--samples=320")
+    job = platform.submit(one_world(hit, *flags, "--step-s=0.5", f"--until={go}"))
+    platform.wait_steps(4, hit)
+    view = platform.show(job)
+    on = {rank.rank: (rank.role, rank.node) for rank in view.ranks}
+    assert [on[rank][0] for rank in range(4)] == ["master", "master", "worker", "worker"]
+    assert (on[0][1], on[1][1], {on[2][1], on[3][1]}) == ("wide", "wide", {"thin-0", "thin-1"})
+    assert [(one.world, one.world_size) for one in view.roles] == [("master", 4)] * 2
+    kill(platform.rank_pids(job)[3])  # a rank of the worker
+    platform.wait_steps(len(Path(f"{hit}.steps").read_text().splitlines()) + 3, hit)
+    kill(platform.rank_pids(job)[1])  # one of the master
+    go.touch()
+    view = platform.wait_state(job, "succeeded")
+    assert (view.restarts, view.attempts) == (2, 1)
+    assert view.lineage is not None
+    assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+    assert view.lineage.consumed == 4 * 320
+    shown = platform.run("show", job).stdout
+    assert "worker: 2 × 1 slots, ranks 2-3 of the 4 of master" in shown
+    platform.wait_state(platform.submit(one_world(calm, *flags)), "succeeded")
+    assert hit.read_text() == calm.read_text()
 
 
 def test_what_could_never_be_placed_is_refused_by_role(platform: Platform, tmp_path: Path):

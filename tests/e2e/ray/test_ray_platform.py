@@ -105,6 +105,29 @@ def test_twenty_killed_raylets(platform, tmp_path):
     assert max(waits) <= NEXT_STEP_S
 
 
+def test_one_world_over_unequal_nodes_recovers_exactly(platform, tmp_path):
+    """Two ranks on one raylet and one on each of two others; a rank is killed."""
+
+    def one_world(out, *flags):
+        spec = probe_spec(out, "--epochs=3", "--samples=320", *flags, pool="ray")
+        run = spec.pop("run")
+        del spec["resources"]
+        worker = {"run": run, "world": "shared", "nodes": 2, "slots": 1}
+        return platform.submit({**spec, "roles": {"master": {"run": run, "slots": 2}, "b": worker}})
+
+    hit, calm, go = tmp_path / "hit", tmp_path / "calm", tmp_path / "go"
+    job = one_world(hit, "--step-s=0.5", f"--until={go}")
+    platform.wait_steps(5, hit)
+    kill(platform.rank_pids(job)[3])
+    go.touch()
+    view = platform.wait_state(job, "succeeded")
+    assert (view.attempts, view.restarts, view.world_size) == (1, 1, 4)
+    assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+    platform.wait_state(one_world(calm), "succeeded")
+    assert hit.read_text() == calm.read_text()
+    assert platform.in_ray() == [[], []]
+
+
 def test_a_killed_control_plane_finds_its_gang_again(platform, tmp_path):
     out = tmp_path / "probe"
     job = platform.submit(on_ray(out, "--epochs=6", "--step-s=0.05"))

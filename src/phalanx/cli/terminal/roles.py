@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 def role_line(role: RoleView) -> str:
     """Describe one role: its size, its ranks in the gang, and the phases of its nodes."""
-    last = role.first_rank + role.world_size - 1
-    ranks = f"rank {role.first_rank}" if role.world_size == 1 else f"ranks {role.first_rank}-{last}"
+    last = role.first_rank + role.num_ranks - 1
+    ranks = f"rank {role.first_rank}" if role.num_ranks == 1 else f"ranks {role.first_rank}-{last}"
     said = f"{role.name}: {role.num_nodes} × {role.slots_per_node} slots, {ranks}"
+    if role.world != role.name:
+        said += f" of the {role.world_size} of {role.world}"
     states = Counter(role.phases)
     if states:
         said += "; " + ", ".join(
@@ -33,6 +35,8 @@ def show_role(view: JobView, name: str, form: Literal["text", "json"]) -> None:
         hint = f"the roles are {there}" if there else "the job has no roles"
         raise UserError(f"{view.label} has no role {name}", hint)
     ranks = [rank for rank in view.ranks if rank.role == name]
+    # The ranks of a world are numbered through, over all roles that share it.
+    first = next(one.first_rank for one in view.roles if one.name == role.world)
     mine = {rank.node_rank for rank in ranks}
     nodes = [node for node in view.nodes if node.node_rank in mine]
     if form == "json":
@@ -47,7 +51,7 @@ def show_role(view: JobView, name: str, form: Literal["text", "json"]) -> None:
         ("RANK", "IN GANG", "NODE", "SLOTS", "PHASE", "PID"),
         (
             (
-                rank.rank - role.first_rank,
+                rank.rank - first,
                 rank.rank,
                 rank.node,
                 ",".join(map(str, by_node[rank.node_rank].slots)) or None,

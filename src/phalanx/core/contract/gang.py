@@ -24,31 +24,59 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class WorldShape:
-    """Nodes of a role in this attempt, and the ranks on each."""
+    """Nodes of a world in this attempt, and the ranks on each."""
 
     num_nodes: int
+    #: ranks on each node; where nodes differ, on the first one
     ranks_per_node: int
+    #: ranks by node rank, where nodes differ; empty: they do not
+    ranks_by_node: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, ranks_by_node: Sequence[int]) -> WorldShape:
+        """The shape of a world with so many ranks on its nodes, by node rank."""
+        alike = len(set(ranks_by_node)) == 1
+        return cls(len(ranks_by_node), ranks_by_node[0], () if alike else tuple(ranks_by_node))
 
     @property
     def size(self) -> int:
-        """Ranks of the role."""
-        return self.num_nodes * self.ranks_per_node
+        """Ranks of the world."""
+        return sum(self.ranks_by_node) or self.num_nodes * self.ranks_per_node
+
+    def ranks_on(self, node_rank: int) -> int:
+        """Number of ranks on a node."""
+        return self.ranks_by_node[node_rank] if self.ranks_by_node else self.ranks_per_node
+
+    def first_rank(self, node_rank: int) -> int:
+        """The first rank on a node."""
+        if self.ranks_by_node:
+            return sum(self.ranks_by_node[:node_rank])
+        return node_rank * self.ranks_per_node
+
+    def nodes_with(self, local_rank: int) -> list[int]:
+        """The node ranks of the nodes that have such a local rank."""
+        return [node for node in range(self.num_nodes) if local_rank < self.ranks_on(node)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolePlace:
-    """The role of a node in a gang with several roles. `node_rank` counts within the role."""
+    """The role of a node in a gang with several roles. `node_rank` counts within the role's world."""
 
-    name: str
-    node_rank: int
-    #: the number in the gang of the role's rank 0
+    name: str  # name of the role
+    node_rank: int  # among the nodes of the world
+    #: the number in the gang of the world's rank 0
     first_rank: int
     #: ranks of the gang, all roles
     gang_size: int
     #: where the first role keeps its checkpoints
     lead_dir: str
+    #: first rank of the role in its world
+    role_first_rank: int = 0
+    #: ranks of the role; None: those of its world
+    role_size: int | None = None
+    #: its world is that of the first role
     leads: bool = True
-    required: bool = True
+    required: bool = True  # its failure ends the job
 
 
 class RoleAddress(Protocol):
@@ -131,19 +159,19 @@ def as_path(text: str) -> str:
 class RankContract(Generic[P]):
     """One rank of one generation: its place, its files and its policies. `P` is the type of paths.
 
-    Ranks count within their role. The variable of a field stands beside it; without a launcher none of
+    Ranks count within their world. The variable of a field stands beside it; without a launcher none of
     them exist, and the defaults are those of a run of one process.
     """
 
     #: a launcher, ours or torchrun, gave a rendezvous
     launched: bool = False
-    #: address of rank 0 of the role
+    #: address of rank 0 of the world
     master_address: str = variable("MASTER_ADDR", "")
     #: a port there that is free for the rendezvous
     master_port: int = variable("MASTER_PORT", 0, whole)
-    #: number of this rank in its role, from 0
+    #: number of this rank in its world, from 0
     rank: int = variable("RANK", 0, whole)
-    #: number of ranks of the role
+    #: number of ranks of the world
     world_size: int = variable("WORLD_SIZE", 1, whole)
     #: number of this rank on its node, from 0
     local_rank: int = variable("LOCAL_RANK", 0, whole)
@@ -151,7 +179,7 @@ class RankContract(Generic[P]):
     local_world_size: int = variable("LOCAL_WORLD_SIZE", 1, whole)
     #: the rank's first device among those that it sees; absent where the launcher chooses none
     local_device: int | None = variable("PHALANX_LOCAL_DEVICE", None, whole)
-    #: number of this rank's node in its role, from 0
+    #: number of this rank's node in its world, from 0
     node_rank: int = variable("NODE_RANK", 0, whole)
     #: the world size to which the script's batch size refers
     reference_world: int = variable("PHALANX_REFERENCE_WORLD", 1, whole)
@@ -208,6 +236,8 @@ class RankContract(Generic[P]):
     training: Mapping[str, Any] = variable(
         "PHALANX_TRAINING", read=_object, write=_write_object, default_factory=dict
     )
+    #: nodes of the world; None where the rank was made of its variables, which do not have them
+    world: WorldShape | None = None
 
     def device_index(self, num_devices: int) -> int:
         """Number of the rank's GPU among the `num_devices` that it sees."""
@@ -229,15 +259,13 @@ class RankContract(Generic[P]):
         """Whether all ranks share this machine."""
         return self.world_size == self.local_world_size
 
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of the role."""
-        return self.world_size // self.local_world_size
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangContract:
-    """The part of an attempt that all nodes of one role share."""
+    """The part of an attempt that all nodes of one role share.
+
+    `world` is that of the role, or that of the first one where the role shares it.
+    """
 
     job: JobIdentity
     attempt: int
@@ -255,17 +283,17 @@ class GangContract:
     def rank(
         self, orders: GenerationOrders, node_rank: int, local_rank: int, files: RankFiles
     ) -> RankContract[str]:
-        """One rank of the generation that `orders` names; `node_rank` counts within the role."""
+        """One rank of the generation that `orders` names; `node_rank` counts within the world."""
         training = dict(self.role.training or {})
         training.pop("network", None)  # variables of the node, not of the library
         return RankContract(
             launched=True,
             master_address=orders.master_address,
             master_port=orders.master_port,
-            rank=node_rank * self.world.ranks_per_node + local_rank,
+            rank=self.world.first_rank(node_rank) + local_rank,
             world_size=self.world.size,
             local_rank=local_rank,
-            local_world_size=self.world.ranks_per_node,
+            local_world_size=self.world.ranks_on(node_rank),
             node_rank=node_rank,
             reference_world=self.role.reference_world,
             job=self.job.label,
@@ -291,6 +319,7 @@ class GangContract:
             checkpoint=self.role.checkpoint,
             trial=self._trial(orders.until),
             training=training,
+            world=self.world,
         )
 
     def _trial(self, raised: int | None) -> TrialContract:

@@ -159,6 +159,8 @@ class RoleContract:
     reference_world: int = 1
     #: variables of its ranks, over those of the job
     env: Mapping[str, str] = field(default_factory=dict)
+    #: what its containers are; None: as those of the job
+    pod: PodContract | None = None
     #: the spec's section `training`, as given
     training: Mapping[str, Any] | None = None
     checkpoint: CheckpointPolicy = CheckpointPolicy()  # when and where to save
@@ -167,7 +169,7 @@ class RoleContract:
     metric_lines: tuple[str, ...] = ()
     #: seconds to save and exit after a stop request
     grace_s: float = 30.0
-    #: its steps and checkpoints are those of the job
+    #: its world is that of the first role: its steps and checkpoints are those of the job
     leads: bool = True
     #: its failure ends the job
     required: bool = True
@@ -235,3 +237,11 @@ class JobContract:
     repeats: RepeatedJob | None = None
     #: the checkpoint that it begins from; None: it begins anew
     resume: ResumeSource | None = None
+
+    @property
+    def pods(self) -> tuple[PodContract, ...]:
+        """What the roles ask of their containers, each once; empty: nothing."""
+        asked = [role.pod or self.pod for role in self.roles]
+        return tuple(
+            one for at, one in enumerate(asked) if one is not None and one not in asked[:at]
+        )

@@ -34,6 +34,8 @@ class FrameworkAdapter:
     shares_port: bool = False
     #: may be used in gangs with several roles
     in_roles: bool = False
+    #: the nodes of one world may differ
+    on_unequal_nodes: bool = True
     #: `training.strategy` lays out the ranks that the platform starts
     lays_out_ranks: bool = True
     #: keys of the spec's section `training` that have an effect; None: all

@@ -50,7 +50,7 @@ class JaxFramework(FrameworkAdapter):
             "OMPI_COMM_WORLD_RANK": str(rank.rank),
             "OMPI_COMM_WORLD_LOCAL_RANK": str(rank.local_rank),
             # By default, the coordinator listens on every interface.
-            **({"JAX_COORDINATOR_BIND_ADDRESS": address} if rank.num_nodes == 1 else {}),
+            **({"JAX_COORDINATOR_BIND_ADDRESS": address} if rank.one_node else {}),
         }
 
 
@@ -66,14 +66,18 @@ class HorovodFramework(FrameworkAdapter):
         return patient | ({} if interface is None else {"HOROVOD_GLOO_IFACE": interface})
 
     def environment(self, rank: RankContract[Any], role: RoleContract) -> Mapping[str, str]:
-        """The store, and the place of the rank."""
+        """The store, and the place of the rank.
+
+        The ranks with one local rank on all nodes that have it are a group of their own: `CROSS`.
+        """
+        cross = [rank.node_rank] if rank.world is None else rank.world.nodes_with(rank.local_rank)
         return {
             "HOROVOD_RANK": str(rank.rank),
             "HOROVOD_SIZE": str(rank.world_size),
             "HOROVOD_LOCAL_RANK": str(rank.local_rank),
             "HOROVOD_LOCAL_SIZE": str(rank.local_world_size),
-            "HOROVOD_CROSS_RANK": str(rank.node_rank),
-            "HOROVOD_CROSS_SIZE": str(rank.num_nodes),
+            "HOROVOD_CROSS_RANK": str(cross.index(rank.node_rank)),
+            "HOROVOD_CROSS_SIZE": str(len(cross)),
             "HOROVOD_HOSTNAME": f"node{rank.node_rank}",
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -138,12 +142,19 @@ for _adapter in (
     HorovodFramework(
         name="horovod", forkable=True, in_roles=True, needs_store=True, shares_port=True
     ),
-    MpiFramework(name="mpi", one_rank_per_node=True, accepts="all", shares_port=True),
+    MpiFramework(
+        name="mpi", one_rank_per_node=True, accepts="all", shares_port=True, on_unequal_nodes=False
+    ),
     RayFramework(
         name="ray", one_rank_per_node=True, lays_out_ranks=False, accepts="all", shares_port=True
     ),
     OptunaFramework(
-        name="optuna", one_rank_per_node=True, rendezvous=False, lays_out_ranks=False, accepts=""
+        name="optuna",
+        one_rank_per_node=True,
+        rendezvous=False,
+        lays_out_ranks=False,
+        accepts="",
+        on_unequal_nodes=False,
     ),
     FrameworkAdapter(name="none", in_roles=True, rendezvous=False, accepts=""),
 ):

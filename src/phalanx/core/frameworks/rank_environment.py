@@ -34,7 +34,7 @@ class NodeSetting:
     #: the node's devices for its ranks, and their kind; an empty kind leaves the variables as they are
     devices: Sequence[str] = ()
     device_kind: str = ""
-    #: the role that the node serves, in a gang with several
+    #: the role that the node serves, in a gang with several roles
     place: RolePlace | None = None
 
 
@@ -102,12 +102,14 @@ def _network(role: RoleContract) -> dict[str, str]:
 def _torch(gang: GangContract, rank: RankContract[Any], place: RolePlace | None) -> dict[str, str]:
     """What torchrun sets besides the variables of the contract."""
     nodes = str(gang.world.num_nodes)
+    first = 0 if place is None else place.role_first_rank
+    size = None if place is None else place.role_size
     return {
         "GROUP_RANK": str(rank.node_rank),
         "GROUP_WORLD_SIZE": nodes,
         "ROLE_NAME": WORKER if place is None else place.name,
-        "ROLE_RANK": str(rank.rank),
-        "ROLE_WORLD_SIZE": str(rank.world_size),
+        "ROLE_RANK": str(rank.rank - first),
+        "ROLE_WORLD_SIZE": str(rank.world_size if size is None else size),
         "PET_NNODES": nodes,
         "PET_NPROC_PER_NODE": str(rank.local_world_size),
         "PET_NODE_RANK": str(rank.node_rank),

@@ -105,6 +105,7 @@ class GangShape:
 class RoleShape(GangShape):
     """The size of a further role of a gang; its ranks form a world of their own.
 
+    With `shares_world` they are in the world of the first role, numbered after the ranks before them.
     CPUs and memory are those of each node; `slot_type` empty: any. The failure of a role that is
     not `required` does not fail the job; the role is stopped when all required ones are done.
     """
@@ -114,6 +115,7 @@ class RoleShape(GangShape):
     memory_per_node_bytes: int = 0
     slot_type: str = ""
     required: bool = True
+    shares_world: bool = False
 
 
 @dataclass(frozen=True, slots=True)

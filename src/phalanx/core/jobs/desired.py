@@ -29,7 +29,7 @@ class Desired:
 
     action: Action  # the action to complete
     generation: int = 0  # the generation that it concerns
-    master_address: str = ""  # address of rank 0 of the node's role
+    master_address: str = ""  # address of rank 0 of the node's world
     master_port: int = 0  # free port there for the rendezvous
     resume_path: str | None = None  # checkpoint to resume from; None: none
     beginning: int = 0  # attempts before the owner had the job begin anew
@@ -109,7 +109,7 @@ def stop_advice(job: Job, attempt: int, generation: int, node_rank: int) -> Stop
 
 
 def _master(attempt: Attempt, part: Part) -> tuple[str, str, int]:
-    first = part.first_node
+    first = part.world_node
     node = attempt.nodes[first]
     # A pod has no address before it runs: its supervisor reports it, the one that peers use first.
     address = attempt.placement.shares[first].address or next(iter(node.addresses), "")

@@ -123,7 +123,7 @@ class KubernetesExecutor:
             return
         if assignment.gang.world.num_nodes != 1 or assignment.role is not None:
             raise ExecutorUnavailable(f"the pods of job {ref.job} are not reserved yet")
-        slots = tuple(range(assignment.gang.world.ranks_per_node))
+        slots = tuple(range(assignment.num_ranks))
         share = NodeShare(node.id, node.address, slots)
         self.reserve(Placement(node.pool, (share,)), [assignment])
 
@@ -136,10 +136,10 @@ class KubernetesExecutor:
                     f"pool {self._pool.name} has no `checkpoints` folder that pods share, and the job "
                     "no `checkpoint.store`: a job of several nodes needs one of them"
                 )
-        first = gang[0]
-        if first.pod is not None:
-            project = first.gang.job.project
-            problems = self._admission.refusals(project, first.pod, len(gang))
+        project = gang[0].gang.job.project
+        pods = [one.pod for at, one in enumerate(gang) if one.pod not in [o.pod for o in gang[:at]]]
+        for pod in pods:
+            problems = [] if pod is None else self._admission.refusals(project, pod, len(gang))
             if problems:
                 raise LaunchError("; ".join(str(one) for one in problems))
 

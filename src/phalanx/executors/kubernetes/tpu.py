@@ -47,7 +47,7 @@ def check_slice(gang: Sequence[Assignment], labels: Sequence[Mapping[str, str]])
     """
     slots = gang[0].gang.role.slots_per_node
     for one in gang:
-        if one.gang.world.ranks_per_node != 1:
+        if one.num_ranks != 1:
             raise LaunchError(
                 f"the {slots} TPU chips of a host belong to one process: write "
                 f"`slots_per_rank: {slots}` in `resources`"

@@ -30,7 +30,7 @@ class WarmNeeds:
     def of(cls, assignment: Assignment) -> WarmNeeds | None:
         """Those of an assignment; None where its ranks start cold."""
         env = {"PYTHONUNBUFFERED": "1", **assignment.env}
-        threads = omp_num_threads(assignment.gang.world.ranks_per_node, assignment.cpus)
+        threads = omp_num_threads(assignment.num_ranks, assignment.cpus)
         if threads is not None:
             env.setdefault("OMP_NUM_THREADS", str(threads))
         command = parse_python(assignment.command, workdir=assignment.workdir, env=env)

@@ -97,7 +97,7 @@ class RayExecutor:
             return
         alone = assignment.gang.world.num_nodes == 1 and assignment.role is None
         if (ref.job, ref.attempt) not in self._reserved and alone:
-            slots = tuple(range(assignment.gang.world.ranks_per_node))
+            slots = tuple(range(assignment.num_ranks))
             share = NodeShare(node.id, node.address, slots)
             self.reserve(Placement(node.pool, (share,)), [assignment])
         with self._lock:

@@ -108,13 +108,17 @@ class RankView(ResponseBody):
 class RoleView(ResponseBody):
     """One role of a gang with several. Its ranks are `first_rank` and on in the gang.
 
-    `phases` are those of its nodes in the live attempt.
+    `world` is the role with the rank 0 of its world: the role itself, or the first one where it shares
+    the world of that; `world_size` counts the ranks of the whole world. `phases` are those of its nodes in
+    the live attempt.
     """
 
     name: str
     num_nodes: int
     slots_per_node: int
+    num_ranks: int
     first_rank: int
+    world: str
     world_size: int
     required: bool = True
     phases: list[str] = Field(default_factory=list)

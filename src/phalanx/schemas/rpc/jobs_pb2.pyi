@@ -240,22 +240,26 @@ class DependencyView(_message.Message):
     def __init__(self, job: _Optional[int] = ..., label: _Optional[str] = ..., url: _Optional[str] = ..., kind: _Optional[str] = ..., state: _Optional[str] = ...) -> None: ...
 
 class RoleView(_message.Message):
-    __slots__ = ("name", "num_nodes", "slots_per_node", "first_rank", "world_size", "required", "phases")
+    __slots__ = ("name", "num_nodes", "slots_per_node", "num_ranks", "first_rank", "world", "world_size", "required", "phases")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     SLOTS_PER_NODE_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
     FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     REQUIRED_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_nodes: int
     slots_per_node: int
+    num_ranks: int
     first_rank: int
+    world: str
     world_size: int
     required: bool
     phases: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., num_nodes: _Optional[int] = ..., slots_per_node: _Optional[int] = ..., first_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., required: _Optional[bool] = ..., phases: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., num_nodes: _Optional[int] = ..., slots_per_node: _Optional[int] = ..., num_ranks: _Optional[int] = ..., first_rank: _Optional[int] = ..., world: _Optional[str] = ..., world_size: _Optional[int] = ..., required: _Optional[bool] = ..., phases: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ExpiryView(_message.Message):
     __slots__ = ("kind", "at")

@@ -57,6 +57,8 @@ from phalanx.schemas.spec.roles import (
     Resources,
     Role,
     RolePlan,
+    plans_of,
+    pod_of_role,
 )
 from phalanx.schemas.spec.training import Training
 from phalanx.schemas.spec.workflow import Array, DependsOn, as_afterok, as_indices
@@ -394,39 +396,23 @@ class JobSpec(Section):
     @property
     def plans(self) -> tuple[RolePlan, ...]:
         """Every role, the first one first."""
-        training, extras = self.training.given() or None, self._extras
-        plans = []
-        if self.run is not None or not self.roles:
-            plans.append(
-                RolePlan(
-                    WORKER,
-                    self.run,
-                    self.resources,
-                    self.framework,
-                    {},
-                    training,
-                    True,
-                    True,
-                    extras,
-                )
-            )
-        for name, role in self.roles.items():
-            leads = not plans
-            own = None if role.training is None else role.training.given()
-            plans.append(
-                RolePlan(
-                    name=name,
-                    run=self.run if role.run is None else role.run,
-                    need=role.resources,
-                    framework=role.framework or self.framework,
-                    env=dict(role.env),
-                    training=training if leads and own is None else own,
-                    required=role.required,
-                    leads=leads,
-                    extras=extras,
-                )
-            )
-        return tuple(plans)
+        own = RolePlan(
+            name=WORKER,
+            run=self.run,
+            need=self.resources,
+            framework=self.framework,
+            env={},
+            training=self.training.given() or None,
+            required=True,
+            leads=True,
+            extras=self._extras,
+        )
+        return plans_of(own, self.roles)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the first role's world, with the top of the range where the number of nodes is one."""
+        return sum(plan.shape.world_size for plan in self.plans if plan.in_lead_world)
 
     @property
     def _extras(self) -> PodExtras:
@@ -447,6 +433,11 @@ class JobSpec(Section):
                 if one.name in self.roles
                 else "resources.shm": one.need.shm is not None
                 for one in self.plans
+            },
+            **{
+                f"roles.{name}.{key}": bool(getattr(role, key))
+                for name, role in self.roles.items()
+                for key in ("image", "mounts")
             },
         }
         return [key for key, used in given.items() if used]
@@ -525,14 +516,15 @@ class JobSpec(Section):
             cpus_per_node=plan.cpus_per_node,
             memory_per_node_bytes=0 if plan.need.memory is None else plan.need.memory.low,
             shm_per_node_bytes=plan.shm_bytes,
-            reference_world=plan.shape.world_size,
+            reference_world=self.world_size if plan.in_lead_world else plan.shape.world_size,
             env=plan.env,
+            pod=pod_of_role(self._pod(), self.roles.get(plan.name)),
             training=plan.training,
-            checkpoint=policy if plan.leads else replace(policy, directory=None),
+            checkpoint=policy if plan.in_lead_world else replace(policy, directory=None),
             stall=self.stall.to_core() if plan.required else StallPolicy(watch=False),
             metric_lines=tuple(self.metrics),
             grace_s=self.grace,
-            leads=plan.leads,
+            leads=plan.in_lead_world,
             required=plan.required,
         )
 

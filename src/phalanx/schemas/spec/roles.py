@@ -2,16 +2,19 @@
 
 Without `roles` a job has one role, `worker`, made of `run` and `resources`. With `run` that role stays
 and comes first, and `roles` are more of them; without it the first of `roles` comes first. The first
-role is what the job is about: its steps are the job's steps, its checkpoints those of the job.
+role is what the job is about: its steps are the job's steps, its checkpoints those of the job. Each role
+is a world of ranks, unless it shares that of the first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from phalanx.core.contract.pods import PodContract
 from phalanx.core.gang.placement import GangShape, RoleShape
 from phalanx.schemas.frameworks import framework
 from phalanx.schemas.spec.fields import (
@@ -29,6 +32,8 @@ from phalanx.schemas.spec.fields import (
     Whether,
     optional,
 )
+from phalanx.schemas.spec.pods.mounts import Mount, short_mount
+from phalanx.schemas.spec.pods.section import Image
 from phalanx.schemas.spec.training import Training
 
 _ONE = Range(1, 1)
@@ -125,7 +130,7 @@ def _short(key: str) -> Any:
 
 
 class Role(Section):
-    """One part of a gang with several: a learner, actors, an evaluator, servers.
+    """One part of a gang with several: a learner, actors, an evaluator, servers, other nodes.
 
     What stands in `resources` may stand in the role itself.
     """
@@ -143,9 +148,18 @@ class Role(Section):
     training: Training | None = optional(
         "Section `training` of the role; the job's is the first role's."
     )
+    image: Image | None = optional("Container image of the role's ranks; absent: the job's.")
+    mounts: list[Annotated[Mount, BeforeValidator(short_mount)]] = Field(
+        default_factory=list, max_length=32, description="Volumes of the role beside the job's."
+    )
     required: Whether = Field(
         default=True,
         description="false: the job continues when the role fails, and does not wait for its end.",
+    )
+    world: Literal["own", "shared"] = Field(
+        default="own",
+        description="shared: its ranks are in the world of the first role, numbered after the ranks "
+        "before them, so that the nodes of one world may differ.",
     )
 
     # What `_short_form` moves into `resources`; here for editors, and to tell a slip of the pen.
@@ -204,8 +218,15 @@ class RolePlan:
     required: bool
     #: it is the first role
     leads: bool
+    #: its ranks are in the world of the first role
+    shares_world: bool = False
     #: of the containers beside its ranks
     extras: PodExtras = PodExtras()
+
+    @property
+    def in_lead_world(self) -> bool:
+        """Whether its ranks are in the world that represents the job."""
+        return self.leads or self.shares_world
 
     @property
     def cpus_per_node(self) -> int:
@@ -249,4 +270,43 @@ class RolePlan:
             memory_per_node_bytes=self.planned_memory_bytes,
             slot_type=self.need.accelerator or "",
             required=self.required,
+            shares_world=self.shares_world,
         )
+
+
+def plans_of(job: RolePlan, roles: Mapping[str, Role]) -> tuple[RolePlan, ...]:
+    """Every role, the first one first; `job` is that of the job itself: a role if it has a command."""
+    plans = [job] if job.run is not None or not roles else []
+    for name, role in roles.items():
+        leads = not plans
+        shares = not leads and role.world == "shared"
+        training = None if role.training is None else role.training.given()
+        if shares:
+            training = plans[0].training
+        elif leads and training is None:
+            training = job.training
+        plans.append(
+            RolePlan(
+                name=name,
+                run=job.run if role.run is None else role.run,
+                need=role.resources,
+                framework=role.framework or (plans[0] if shares else job).framework,
+                env=dict(role.env),
+                training=training,
+                required=role.required,
+                leads=leads,
+                shares_world=shares,
+                extras=job.extras,
+            )
+        )
+    # The ranks of one world are numbered through, so the roles that share one are neighbours.
+    return tuple(sorted(plans, key=lambda plan: not plan.in_lead_world))
+
+
+def pod_of_role(job: PodContract | None, role: Role | None) -> PodContract | None:
+    """What the containers of a role are where it says more than the job; None: as those of the job."""
+    if role is None or not (role.image or role.mounts):
+        return None
+    job = job or PodContract()
+    own = tuple(one.to_core() for one in role.mounts)
+    return replace(job, image=role.image or job.image, mounts=(*job.mounts, *own))

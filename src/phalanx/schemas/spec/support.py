@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from phalanx.core.contract.job import data_variable
-from phalanx.core.frameworks.adapter import REGISTRY
+from phalanx.core.frameworks.adapter import REGISTRY, FrameworkAdapter
 from phalanx.core.gang import meshes
 from phalanx.core.gang.roles import WORKER
 from phalanx.errors import Problem
@@ -101,6 +101,12 @@ def check_supported(spec: JobSpec) -> list[Problem]:
         + _devices(spec)
         + _inert(spec)
         + pod_problems(spec.mounts, spec.kubernetes)
+        + [
+            problem
+            for name, role in spec.roles.items()
+            if role.mounts
+            for problem in pod_problems(spec.mounts, None, name, role.mounts)
+        ]
     )
 
 
@@ -150,13 +156,31 @@ def _strategy(spec: JobSpec) -> list[Problem]:
         sizes, nodes = (plan.training or {}).get("strategy"), plan.need.nodes
         if sizes is None or not framework(plan.framework).lays_out_ranks or nodes.high is None:
             continue
+        if plan.shares_world:
+            continue  # the layout is that of the first role
         ranks = plan.shape.ranks_per_node
-        found = meshes.problem(sizes, [num * ranks for num in range(nodes.low, nodes.high + 1)])
+        worlds = [num * ranks for num in range(nodes.low, nodes.high + 1)]
+        if plan.leads and any(one.shares_world for one in spec.plans):
+            worlds = [spec.world_size]
+        found = meshes.problem(sizes, worlds) or (
+            _across_nodes(sizes, spec) if plan.leads else None
+        )
         if found is not None:
             own = plan.name in spec.roles and spec.roles[plan.name].training is not None
             at = f"roles.{plan.name}." if own else ""
             problems.append(Problem(f"{at}training.strategy", found))
     return problems
+
+
+def _across_nodes(sizes: Any, spec: JobSpec) -> str | None:
+    """Why groups of tensor parallel ranks would lie across nodes that are not alike; None: they do not."""
+    nodes = {one.name: one.shape.ranks_per_node for one in spec.plans if one.in_lead_world}
+    group = spec.world_size if sizes == "tp" else 1
+    group = sizes.get("tp", 1) if isinstance(sizes, Mapping) else group
+    if len(set(nodes.values())) == 1 or all(ranks % group == 0 for ranks in nodes.values()):
+        return None
+    each = ", ".join(f"{name} has {ranks}" for name, ranks in nodes.items())
+    return f"tp={group} does not divide the ranks on every node of the world: {each}"
 
 
 def _in_all(spec: JobSpec) -> list[Problem]:
@@ -183,7 +207,47 @@ def _role_problems(spec: JobSpec) -> list[Problem]:
         found.append(Problem(f"roles.{WORKER}", said))
     for plan in spec.plans:
         at = "" if plan.leads and spec.run is not None else f"roles.{plan.name}."
-        found += _faults(plan, at)
+        found += _faults(plan, at) + _framework_problems(spec, plan, at)
+    return found + _world_problems(spec)
+
+
+def _framework_problems(spec: JobSpec, plan: RolePlan, at: str) -> list[Problem]:
+    """What is wrong with the framework of a role among the others."""
+    one_world = all(one.in_lead_world for one in spec.plans)
+
+    def able(one: FrameworkAdapter) -> bool:
+        return one.on_unequal_nodes if one_world else one.in_roles
+
+    if able(framework(plan.framework)):
+        return []
+    known = ", ".join(one.name for one in REGISTRY.values() if able(one))
+    where = "on nodes that differ" if one_world else "in a gang with several roles"
+    said = f"not supported {where}; write one of {known}"
+    return [Problem(f"{at}framework", said, plan.framework)]
+
+
+def _world_problems(spec: JobSpec) -> list[Problem]:
+    """What a role cannot say of its own where it shares the world of the first one."""
+    found: list[Problem] = []
+    first = spec.plans[0]
+    for name, role in spec.roles.items():
+        if role.world == "own":
+            continue
+        if name == first.name:
+            said = "the first role has a world of its own, which the others may share; remove it"
+            found.append(Problem(f"roles.{name}.world", said, role.world))
+            continue
+        if role.training is not None:
+            said = (
+                f"ranks of one world have one section `training`, that of {first.name}; remove it"
+            )
+            found.append(Problem(f"roles.{name}.training", said))
+        if role.framework not in (None, first.framework):
+            said = f"ranks of one world have one framework, {first.framework} here; remove it"
+            found.append(Problem(f"roles.{name}.framework", said, role.framework))
+        if not role.required:
+            said = "a world cannot go on without some of its ranks; remove it, or the shared world"
+            found.append(Problem(f"roles.{name}.required", said))
     return found
 
 
@@ -194,10 +258,6 @@ def _faults(plan: RolePlan, at: str) -> list[Problem]:
     if not plan.need.nodes.is_number:
         said = "a gang with several roles has a fixed size; write one number"
         found.append(Problem(f"{at}resources.nodes", said))
-    if not framework(plan.framework).in_roles:
-        able = ", ".join(one.name for one in REGISTRY.values() if one.in_roles)
-        said = f"not supported in a gang with several roles; write one of {able}"
-        found.append(Problem(f"{at}framework", said, plan.framework))
     if plan.leads and not plan.required:
         said = "must be true for the first role; list a required role first"
         found.append(Problem(f"{at}required", said))

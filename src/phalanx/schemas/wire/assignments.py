@@ -92,15 +92,20 @@ class Assignment(Message):
     contact_lost_after_s: float = 480.0  # 0.8 × fence_after: alone for longer, ranks are stopped
 
     @property
-    def node_in_role(self) -> int:
-        """The node rank among the nodes of its role."""
+    def node_in_world(self) -> int:
+        """The node rank among the nodes of its world."""
         return self.node_rank if self.role is None else self.role.node_rank
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks on this node."""
+        return self.gang.world.ranks_on(self.node_in_world)
 
     @property
     def first_rank(self) -> int:
         """The number in the gang of this node's first rank."""
         before = 0 if self.role is None else self.role.first_rank
-        return before + self.node_in_role * self.gang.world.ranks_per_node
+        return before + self.gang.world.first_rank(self.node_in_world)
 
     @property
     def secret_values(self) -> list[str]:

@@ -188,7 +188,7 @@ def _no_containers(spec: JobSpec, usable: Nodes) -> list[Problem]:
 
 
 def container_pools(
-    spec: JobSpec, nodes: Nodes, executor: Executor, contract: PodContract | None
+    spec: JobSpec, nodes: Nodes, executor: Executor, pods: Sequence[PodContract]
 ) -> tuple[tuple[str, ...], list[Problem]]:
     """The pools that the job may use, and why those that it names, or all others, refuse its pods.
 
@@ -196,12 +196,15 @@ def container_pools(
     Pools that do not answer count as able: they are asked again at the start.
     """
     named = tuple(spec.pool)
-    if not spec.pod_keys or contract is None or not isinstance(executor, PodChecker):
+    if not spec.pod_keys or not pods or not isinstance(executor, PodChecker):
         return named, []
     able = {node.pool for node in nodes if CONTAINERS_LABEL in node.labels}
     asked = [pool for pool in named or sorted(able) if pool in able]
     most = sum(plan.shape.nodes for plan in spec.plans)
-    refusals = {pool: list(executor.refusals(pool, spec.project, contract, most)) for pool in asked}
+    refusals = {
+        pool: [one for pod in pods for one in executor.refusals(pool, spec.project, pod, most)]
+        for pool in asked
+    }
     good = tuple(pool for pool in asked if not refusals[pool])
     if named or not good:
         return named, [one for pool in asked for one in refusals[pool]]

@@ -12,7 +12,7 @@ from phalanx.core.contract.gang import GangContract, RolePlace, WorldShape
 from phalanx.core.contract.job import JobContract, JobIdentity, RoleContract
 from phalanx.core.contract.secrecy import CALLER_LAYER, JOB_LAYER, layered, role_layer
 from phalanx.core.gang.placement import Node, NodeShare
-from phalanx.core.gang.roles import Part, part_at
+from phalanx.core.gang.roles import Part, part_at, world_of
 from phalanx.core.jobs.model import Attempt
 from phalanx.errors import LaunchError
 from phalanx.kit.text import job_label
@@ -61,7 +61,7 @@ def assignments(
     parts = stored.job.policy.parts(len(attempt.placement.shares))
     roles = {role.name: role for role in contract.roles}
     gangs = {
-        part.name: _gang(platform, stored, attempt, roles[part.name], part, contract)
+        part.name: _gang(platform, stored, attempt, roles[part.name], (part, parts), contract)
         for part in parts
     }
     made: list[tuple[Node, Assignment]] = []
@@ -97,11 +97,13 @@ def _place(
 ) -> RolePlace:
     return RolePlace(
         name=part.name,
-        node_rank=node_rank - part.first_node,
-        first_rank=part.first_rank,
-        gang_size=sum(one.world_size for one in parts),
+        node_rank=node_rank - part.world_node,
+        first_rank=part.world_rank,
+        gang_size=sum(one.num_ranks for one in parts),
         lead_dir=str(checkpoint_dir(platform.home, stored.facts.project, stored.job.num)),
-        leads=part is parts[0],
+        role_first_rank=part.ranks_in_world.start,
+        role_size=part.num_ranks,
+        leads=part.leads,
         required=part.required,
     )
 
@@ -128,7 +130,7 @@ def _assignment(
         cwd=_cwd(facts, workdir),
         command=adapter.command(gang.role, cpus).argv,
         setup=contract.setup,
-        pod=contract.pod,
+        pod=gang.role.pod or contract.pod,
         python=None if python is None else PythonPackages(root=str(home.python_dir), wanted=python),
         data=dict(contract.data),
         data_root=str(home.data_dir) if contract.data else None,
@@ -194,11 +196,13 @@ def _gang(
     stored: StoredJob,
     attempt: Attempt,
     role: RoleContract,
-    part: Part,
+    place: tuple[Part, tuple[Part, ...]],
     contract: JobContract,
 ) -> GangContract:
+    """The contract of one role; `place` is its part of the placement, and all parts."""
+    part, parts = place
     job = JobIdentity(stored.job.num, stored.facts.name, stored.facts.project, contract.uid)
-    # Each role has checkpoints of its own: another model, another world, other steps.
+    # Each world has checkpoints of its own: another model, other steps.
     below = "" if role.leads else f"/roles/{role.name}"
     policy = role.checkpoint
     if policy.store is not None:
@@ -206,7 +210,9 @@ def _gang(
     return GangContract(
         job=job,
         attempt=attempt.num,
-        world=WorldShape(part.num_nodes, part.ranks_per_node),
+        world=WorldShape.of(
+            [one.ranks_per_node for one in world_of(parts, part) for _ in one.nodes]
+        ),
         # A gang that may be split has as many slots on each node as this placement gave it.
         role=replace(role, checkpoint=policy, slots_per_node=part.slots_per_node),
         checkpoint_dir=f"{checkpoint_dir(platform.home, job.project, job.num)}{below}",

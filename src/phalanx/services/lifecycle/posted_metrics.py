@@ -121,8 +121,7 @@ def _advice(stored: StoredJob, place: ReportingPlace) -> StopAdvice:
 
 def _rank_of(stored: StoredJob, place: ReportingPlace, rank: int | None) -> int:
     part = part_at(stored.job.parts_now(), place.node_rank)
-    before = (place.node_rank - part.first_node) * part.ranks_per_node
-    ranks = range(part.first_rank + before, part.first_rank + before + part.ranks_per_node)
+    ranks = part.node_ranks(place.node_rank)
     if rank is not None and rank not in ranks:
         raise UserError(f"rank {rank} does not run on the node of this token: {ranks}")
     return ranks.start if rank is None else rank
@@ -157,7 +156,7 @@ def _store(
     key = inbox.key(place.generation)
     telemetry.add_points(inbox.tx, key, place.node_rank, [one for one in points if one.values])
     part = part_at(stored.job.parts_now(), place.node_rank)
-    if part.first_node == 0:
+    if part.leads:
         for point in points:
             record_step(inbox, place.generation, point.step, point.at)
         if rank == 0:

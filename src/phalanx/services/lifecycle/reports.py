@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.core.gang.failures import Failure
-from phalanx.core.gang.roles import part_at
+from phalanx.core.gang.roles import node_of_rank, part_at, world_of
 from phalanx.core.gang.stalls import CapturedStack, with_culprit
 from phalanx.core.jobs import events as e
 from phalanx.core.reasons import Cause
@@ -254,10 +254,10 @@ def _guard(inbox: Inbox, report: wire.GuardReport) -> None:
     data = report.model_dump(exclude={"kind", "seq", "generation"})
     job = jobs.load(inbox.tx, inbox.job).job
     if job.attempt is not None:
-        shares = job.attempt.placement.shares
-        per_node = job.parts_now()[0].ranks_per_node
-        ranks = [rank for rank in report.ranks if rank // per_node < len(shares)]
-        data["nodes"] = [shares[rank // per_node].node for rank in ranks]
+        # The ranks of such a report are those of the first world, which have the same number in the gang.
+        shares, parts = job.attempt.placement.shares, job.parts_now()
+        places = [node_of_rank(parts, rank) for rank in report.ranks]
+        data["nodes"] = [shares[place].node for place in places if place is not None]
     inbox.events.append(Note("guarded", inbox.attempt, report.generation, data))
 
 
@@ -274,21 +274,23 @@ def _stacks(inbox: Inbox, report: wire.StacksReport) -> None:
 def _stall_over_all_nodes(inbox: Inbox, report: wire.StacksReport) -> Failure | None:
     """The stall that these stacks were asked for, compared with those of all other nodes; None: none.
 
-    Ranks of another role run another script: where they are says nothing about these.
+    Ranks of another world run another script: where they are says nothing about these.
     """
     job = jobs.load(inbox.tx, inbox.job).job
     attempt = job.attempt
     if attempt is None or attempt.stall is None or attempt.generation != report.generation:
         return None
-    role = part_at(job.parts_now(), attempt.stall.node_rank)
-    if inbox.node_rank not in role.nodes:
+    parts = job.parts_now()
+    world = world_of(parts, part_at(parts, attempt.stall.node_rank))
+    node_ranks = {node for part in world for node in part.nodes}
+    if inbox.node_rank not in node_ranks:
         return None
     notes = [
         one
         for one in events.of_job(inbox.tx, inbox.job, limit=100_000, kinds=("stacks",))
         if (one.attempt, one.generation) == (attempt.num, attempt.generation)
         and one.data["request"] in (0, attempt.stacks)
-        and one.data["node_rank"] in role.nodes
+        and one.data["node_rank"] in node_ranks
     ]
     found = {
         row["rank"]: CapturedStack(one.data["node_rank"], row["text"], row["why"])

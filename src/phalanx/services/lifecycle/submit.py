@@ -134,8 +134,8 @@ def check(
         resume, found = resolve_resume(platform, spec, by, here.residency)
         problems += found
         if spec.pod_keys and not problems:
-            pod = spec.to_contract().pod
-            pools, problems = container_pools(spec, here.nodes, platform.executor, pod)
+            pods = spec.to_contract().pods
+            pools, problems = container_pools(spec, here.nodes, platform.executor, pods)
             facts = replace(facts, pools=pools)
     if problems:
         raise SpecInvalid(problems)

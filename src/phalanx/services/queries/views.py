@@ -12,7 +12,7 @@ from phalanx.core.cost.totals import Totals, usd_of
 from phalanx.core.cost.units import MadeUnits, tokens_of, unit_costs
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.links import cost_of
-from phalanx.core.gang.roles import Part, part_of_rank
+from phalanx.core.gang.roles import Part, part_of_rank, world_of
 from phalanx.core.jobs.model import TERMINAL, Attempt, Job, JobState
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.retention.policy import DataKind
@@ -385,7 +385,7 @@ def _beside(known: ListedFacts | None) -> dict[str, Any]:
 
 def world_size(stored: StoredJob) -> int:
     """Ranks of the live attempt, which an elastic job may have fewer of; else of the whole gang."""
-    return sum(part.world_size for part in parts_of(stored))
+    return sum(part.num_ranks for part in parts_of(stored))
 
 
 def parts_of(stored: StoredJob) -> tuple[Part, ...]:
@@ -395,7 +395,7 @@ def parts_of(stored: StoredJob) -> tuple[Part, ...]:
 
 
 def ranks_of(stored: StoredJob, role: str | None, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Ranks of the gang for a role and ranks within it; an empty result means every rank.
+    """Ranks of the gang for a role and ranks of its world; an empty result means every rank.
 
     Raises UserError for a role or a rank that the job does not have.
     """
@@ -407,19 +407,21 @@ def ranks_of(stored: StoredJob, role: str | None, ranks: Sequence[int]) -> tuple
     if part is None:
         known = ", ".join(one.name for one in parts)
         raise UserError(f"{label} has no role {role}", f"the roles are {known}")
-    beyond = [rank for rank in ranks if not 0 <= rank < part.world_size]
+    own = part.ranks_in_world
+    beyond = [rank for rank in ranks if rank not in own]
     if beyond:
+        counted = f"counted from {own.start}" if own.start == 0 else f"{own.start} to {own[-1]}"
         raise UserError(
             f"role {role} of {label} has no rank {beyond[0]}",
-            f"the role has {part.world_size} ranks, counted from 0",
+            f"the role has {part.num_ranks} ranks, {counted}",
         )
-    return tuple(part.first_rank + rank for rank in ranks) if ranks else tuple(part.ranks)
+    return tuple(part.world_rank + rank for rank in ranks) if ranks else tuple(part.ranks)
 
 
 def role_of(parts: Sequence[Part], rank: int) -> tuple[str, int | None]:
-    """The role of a rank of the gang and the rank within it; empty for a gang with one role."""
+    """The role of a rank of the gang and the rank in its world; empty for a gang with one role."""
     part = part_of_rank(parts, rank) if len(parts) > 1 else None
-    return ("", None) if part is None else (part.name, rank - part.first_rank)
+    return ("", None) if part is None else (part.name, rank - part.world_rank)
 
 
 def _roles(stored: StoredJob) -> list[RoleView]:
@@ -427,12 +429,16 @@ def _roles(stored: StoredJob) -> list[RoleView]:
     attempt = stored.job.attempt
     if not stored.job.policy.roles:
         return []
+    parts = parts_of(stored)
+    worlds = {part.name: world_of(parts, part) for part in parts}
     return [
         RoleView.of(
             part,
+            world=worlds[part.name][0].name,
+            world_size=sum(one.num_ranks for one in worlds[part.name]),
             phases=[] if attempt is None else [attempt.nodes[n].phase.value for n in part.nodes],
         )
-        for part in parts_of(stored)
+        for part in parts
     ]
 
 
@@ -446,7 +452,7 @@ def _failure(failure: Failure | None, parts: Sequence[Part]) -> FailureView | No
     part = None if failure.rank is None else part_of_rank(parts, failure.rank)
     role = ""
     if len(parts) > 1 and part is not None and failure.rank is not None:
-        role = f"{part.name} {failure.rank - part.first_rank}"
+        role = f"{part.name} {failure.rank - part.world_rank}"
     return FailureView.of(failure, cause=failure.cause.value, at=at_of(failure.at), role=role)
 
 

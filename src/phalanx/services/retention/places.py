@@ -68,7 +68,9 @@ def places_of(platform: Platform, stored: StoredJob) -> JobPlaces:
         if role.checkpoint.store is None:
             continue
         below = "" if role.leads else f"/{ROLES}/{role.name}"
-        stores.append(f"{role.checkpoint.store}/{facts.project}/{label}{below}")
+        store = f"{role.checkpoint.store}/{facts.project}/{label}{below}"
+        if store not in stores:
+            stores.append(store)
         plain, own = environment(platform, facts, contract, role)
         env |= {name: one for name, one in plain.items() if name.startswith(VARIABLES)}
         withheld |= {name for name in own if name.startswith(VARIABLES)}

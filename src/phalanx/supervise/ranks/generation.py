@@ -90,7 +90,7 @@ class Generation:
         mask = OutputMask([*context.assignment.secret_values, self._reporting.token])
         self.ranks = [
             LocalRank(context.assignment.first_rank + local, self.folder, context.loop, self, mask)
-            for local in range(gang.world.ranks_per_node)
+            for local in range(context.assignment.num_ranks)
         ]
         files = {one.rank: one.report_file for one in self.ranks}
         stall = gang.role.stall
@@ -171,7 +171,7 @@ class Generation:
             resume_from=self.checkpoint_folder.begins_from,
         )
         gang, orders, first = assignment.gang, network.orders, assignment.first_rank
-        contract = gang.rank(orders, assignment.node_in_role, rank.rank - first, files)
+        contract = gang.rank(orders, assignment.node_in_world, rank.rank - first, files)
         node = NodeSetting(
             env={"PYTHONUNBUFFERED": "1", **network.variables(), **assignment.env},
             cpus=assignment.cpus,

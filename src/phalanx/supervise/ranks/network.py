@@ -48,7 +48,7 @@ class GangNetwork:
 
     def start_rendezvous(self, processes: ProcessTree) -> None:
         """Start the key-value store at which ranks of some frameworks meet. Raises OSError."""
-        if self._framework.needs_store and self._assignment.node_in_role == 0:
+        if self._framework.needs_store and self._assignment.node_in_world == 0:
             # Only now: most jobs need no HTTP server.
             from phalanx.supervise.ranks import rendezvous
 

@@ -221,7 +221,7 @@ def _rest(
     Raises OSError where the watermarks cannot be written.
     """
     number = re.fullmatch(r"g(\d{3,9})", folder.name)
-    first, count = sender.assignment.first_rank, sender.assignment.gang.world.ranks_per_node
+    first, count = sender.assignment.first_rank, sender.assignment.num_ranks
     files = {rank: folder / f"r{rank:05d}.report" for rank in range(first, first + count)}
     if number is None or not all(_is_readable(one) for one in files.values()):
         return None

@@ -8,6 +8,7 @@ of the script (tensor parallel layers, pipeline stages) are never chosen: `phala
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -108,9 +109,10 @@ class AutoStrategy(Strategy):
     def _decide(self, model: nn.Module) -> None:
         info = self._info
         device = estimates.with_memory(device_figures(), device_memory_bytes(info.local_world_size))
-        # Nodes of unequal size are taken for nodes of one rank each.
-        even = info.world_size % info.local_world_size == 0
-        slots = info.local_world_size if even else 1
+        # Nodes of unequal size are taken for several of the largest size that divides them all: no
+        # group of so many neighbouring ranks lies across two nodes.
+        rows = self._channel.gather(str(info.local_world_size).encode())
+        slots = math.gcd(*(int(row) for row in rows)) if rows else 1
         world = DeviceSet(info.world_size // slots, slots, device)
         choice = pick(model, world)
         mine = {"dp": choice.best.layout.dp, "fsdp": choice.best.layout.fsdp}

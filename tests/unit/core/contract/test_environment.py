@@ -109,7 +109,9 @@ def test_a_contract_survives_its_environment(rank):
 def test_every_field_is_drawn_or_has_no_variable():
     rank = replace(RankContract(), checkpoint=CheckpointPolicy())
     known = {name for one in (rank, rank.checkpoint, rank.trial) for name in vars_of(one)}
-    assert {"checkpoint", "trial", "launched", "directory"} == known - (with_variable() - {"trial"})
+    assert {"checkpoint", "trial", "world", "launched", "directory"} == known - (
+        with_variable() - {"trial"}
+    )
 
 
 def vars_of(one):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.contract.checkpointing import CheckpointPolicy, SaveInterval
-from phalanx.core.contract.gang import RankFiles, RolePlace
+from phalanx.core.contract.gang import RankFiles, RolePlace, WorldShape
 from phalanx.core.contract.trial import TrialContract
 from phalanx.core.frameworks.rank_environment import (
     NodeSetting,
@@ -198,6 +198,27 @@ def test_ranks_of_a_role_are_a_world_of_their_own_and_know_the_others():
     torch = environment(gang(place=place), 1, 0, FILES)
     assert (torch["ROLE_NAME"], torch["ROLE_RANK"], torch["ROLE_WORLD_SIZE"]) == ("actor", "3", "6")
     assert not any(name.startswith("PHALANX_ROLE") for name in environment(gang(), 0, 0, FILES))
+
+
+def test_ranks_of_unequal_nodes_are_numbered_through():
+    def at(node, local, framework="torch", **place):
+        own = gang(framework=framework, place=RolePlace(**place) if place else None)
+        own.contract = replace(own.contract, world=WorldShape.of([2, 1, 3]))
+        return environment(own, node, local, FILES)
+
+    env = at(2, 1)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "PET_NNODES")
+    assert [env[name] for name in names] == ["4", "6", "1", "3", "2", "3"]
+    assert env["PET_NPROC_PER_NODE"] == "3"
+    worker = {"name": "worker", "node_rank": 2, "first_rank": 0, "gang_size": 7, "lead_dir": "/c"}
+    env = at(2, 1, **worker, role_first_rank=2, role_size=4)
+    assert (env["RANK"], env["PHALANX_GANG_RANK"]) == ("4", "4")
+    assert (env["ROLE_NAME"], env["ROLE_RANK"], env["ROLE_WORLD_SIZE"]) == ("worker", "2", "4")
+    # Local rank 1 is on nodes 0 and 2 alone, local rank 2 on the last.
+    env = at(2, 1, "horovod")
+    assert (env["HOROVOD_CROSS_RANK"], env["HOROVOD_CROSS_SIZE"]) == ("1", "2")
+    env = at(2, 2, "horovod")
+    assert (env["HOROVOD_CROSS_RANK"], env["HOROVOD_CROSS_SIZE"]) == ("0", "1")
 
 
 def test_a_trial_finds_its_params_and_its_raised_target():

@@ -6,10 +6,11 @@ import pytest
 
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.placement import GangShape, NodeShare, Placement, RoleShape
+from phalanx.core.gang.roles import node_of_rank, world_of
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.desired import Action, desired
 from phalanx.core.jobs.machine import create, decide
-from phalanx.core.jobs.model import Job, JobPolicy, JobState, NodeOutcome
+from phalanx.core.jobs.model import Job, JobPolicy, JobState, NodeOutcome, StopGoal
 from phalanx.core.reasons import Cause
 from phalanx.errors import InvariantBroken
 
@@ -26,8 +27,11 @@ def gang(*, actors_required: bool = False) -> Job:
         RoleShape(2, 1, 1, "actor", required=actors_required),
         RoleShape(1, 0, 1, "server", required=False),
     )
-    terms = JobPolicy(GangShape(1, 1, 2), role="learner", roles=roles, grace_s=20.0)
-    job = create(e.Submitted(1, terms), NOW)
+    return placed(JobPolicy(GangShape(1, 1, 2), role="learner", roles=roles, grace_s=20.0))
+
+
+def placed(policy: JobPolicy) -> Job:
+    job = create(e.Submitted(1, policy), NOW)
     events = [e.AttemptPlaced(1, WHERE)]
     events += [e.NodeReady(1, rank, 4000 + rank) for rank in range(4)]
     events += [e.RanksStarted(1, 0, rank) for rank in range(4)]
@@ -60,6 +64,45 @@ def test_every_role_meets_at_its_own_first_node() -> None:
         ("actor", "h1", 4001),
         ("server", "h3", 4003),
     )
+
+
+def shared() -> Job:
+    """One world: a node with two ranks and two with one; the evaluator is beside it."""
+    roles = (
+        RoleShape(2, 1, 1, "worker", shares_world=True),
+        RoleShape(1, 0, 1, "evaluator", required=False),
+    )
+    return placed(JobPolicy(GangShape(1, 1, 2), role="master", roles=roles, grace_s=20.0))
+
+
+def test_a_shared_world_meets_at_the_first_node_and_counts_its_ranks_through() -> None:
+    job = shared()
+    orders = [desired(job, 1, rank) for rank in range(4)]
+    assert [one.master_address for one in orders] == ["h0", "h0", "h0", "h3"]
+    assert [one.master_port for one in orders] == [4000, 4000, 4000, 4003]
+    master, worker, evaluator = parts = job.policy.parts()
+    assert (list(worker.ranks_in_world), list(evaluator.ranks_in_world)) == ([2, 3], [0])
+    assert world_of(parts, worker) == (master, worker) == world_of(parts, master)
+    assert world_of(parts, evaluator) == (evaluator,)
+    assert [node_of_rank(parts, rank) for rank in range(6)] == [0, 0, 1, 2, 3, None]
+
+
+def test_a_shared_world_fails_and_reaches_its_target_as_a_whole() -> None:
+    job = decide(shared(), e.RankFailed(1, 0, 2, died(2)), NOW).job
+    assert job.state is JobState.RECOVERING
+    assert {desired(job, 1, rank).action for rank in range(4)} == {Action.END}
+    job = shared()
+    for rank in range(3):
+        assert job.state is JobState.RUNNING
+        event = e.RanksEnded(1, 0, rank, NodeOutcome.AT_TARGET, 5000 + rank, target=3)
+        job = decide(job, event, NOW).job
+    assert (job.state, job.goal) == (JobState.STOPPING, StopGoal.PAUSE)
+
+
+def test_a_role_cannot_share_a_world_across_another_one() -> None:
+    roles = (RoleShape(1, 1, 1, "a"), RoleShape(1, 1, 1, "b", shares_world=True))
+    with pytest.raises(InvariantBroken, match="role b is apart"):
+        JobPolicy(GangShape(1, 1, 1), roles=roles).parts()
 
 
 def test_every_node_knows_the_addresses_of_the_gangs_nodes() -> None:

@@ -16,6 +16,7 @@ from phalanx.schemas.foreign.formats import convert
 from phalanx.schemas.foreign.kubernetes.pytorchjob import TABLE
 from phalanx.schemas.foreign.rules import Conversion, KeyAction
 from phalanx.schemas.spec.document import resolved, validate_spec
+from phalanx.schemas.spec.support import check_supported
 
 pytestmark = pytest.mark.unit
 # The schemas of the operators lie beside the checkouts of some machines.
@@ -125,11 +126,54 @@ def test_equal_templates_of_master_and_worker_are_one_gang() -> None:
     assert found.spec["resources"]["nodes"] == 3
 
 
-def test_unequal_templates_are_refused_with_what_would_work() -> None:
-    (said,) = refusals(two_roles("--lr 0.2"))
-    assert "Worker.template: differs from the template of the Master in command" in said
+def test_unequal_templates_are_roles_of_one_world() -> None:
+    found = converted(two_roles("--lr 0.2"))
+    assert not found.problems
+    master, worker = (found.spec["roles"][name] for name in ("master", "worker"))
+    assert (master["resources"]["nodes"], worker["resources"]["nodes"]) == (1, 2)
+    assert (master["run"][-2:], worker["run"][-1]) == (["0.1", "--out=/data/out"], "0.2")
+    assert (found.spec["image"], found.spec["env"]) == ("team/llm:3", {"OUT": "/data/out"})
+    assert "image" not in worker and worker["world"] == "shared"
+    spec = validate_spec(found.spec)
+    assert (check_supported(spec), spec.world_size) == ([], 24)
+
+
+def test_what_one_world_cannot_have_twice_is_refused_with_what_may_differ() -> None:
+    data = yaml.safe_load(two_roles("--lr 0.2"))
+    pod = data["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    pod["tolerations"] = [{"key": "spot"}]
+    (said,) = refusals(yaml.safe_dump(data))
+    assert "Worker.template: differs from the template of master in tolerate" in said
     assert said.startswith("job.yaml, line ")
-    assert "make both equal" in said
+    assert "may differ in command, env, image, mounts and resources" in said
+
+
+def test_an_elastic_job_keeps_equal_nodes_with_the_larger_amounts() -> None:
+    data = yaml.safe_load(two_roles("--lr 0.1 --out=$(OUT)"))
+    data["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 3}
+    worker = data["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    worker["resources"]["limits"]["memory"] = "96Gi"
+    found = converted(yaml.safe_dump(data))
+    assert not found.problems and "roles" not in found.spec
+    assert found.spec["resources"]["nodes"] == "2..4"
+    assert found.spec["resources"]["memory"] == 96 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks"), [(("4", "2"), (4, 2)), (("2", "1"), (2, 1)), (("auto", "auto"), (8, 8))]
+)
+def test_a_launcher_of_each_template_counts_its_own_processes(
+    flags: tuple[str, str], ranks: tuple[int, int]
+) -> None:
+    data = yaml.safe_load(two_roles("--lr 0.2"))
+    for kind, count in zip(("Master", "Worker"), flags, strict=True):
+        pod = data["spec"]["pytorchReplicaSpecs"][kind]["template"]["spec"]
+        pod["containers"][0]["command"][1] = f"--nproc_per_node={count}"
+        pod["containers"][0]["command"].insert(1, "--nnodes=3")
+    found = converted(yaml.safe_dump(data))
+    spec = validate_spec(found.spec)
+    assert tuple(one.shape.ranks_per_node for one in spec.plans) == ranks
+    assert not any("the launcher says" in one.text for one in found.warnings)
 
 
 @pytest.mark.parametrize(

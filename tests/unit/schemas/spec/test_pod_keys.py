@@ -138,3 +138,30 @@ def test_what_does_not_go_together_is_refused():
     secret = validate_spec({"run": "x", "kubernetes": {"sidecars": [side]}})
     (found,) = check_supported(secret)
     assert found.path == "kubernetes.sidecars[0].env.API_TOKEN"
+
+
+def test_a_role_has_an_image_and_volumes_beside_those_of_the_job():
+    text = """
+run: x
+image: team/train:7
+mounts: ["pvc:data:/data"]
+roles:
+  b: {image: "team/log:1", mounts: ["pvc:logs:/logs"], world: shared}
+  c: {world: shared}
+"""
+    spec = load_spec(text)
+    assert check_supported(spec) == []
+    assert {"roles.b.image", "roles.b.mounts"} < set(spec.pod_keys)
+    contract = spec.to_contract()
+    assert decode(JobContract, encode(contract)) == contract
+    first, second, third = contract.roles
+    assert (first.pod, third.pod) == (None, None)
+    assert second.pod is not None and contract.pod is not None
+    assert (second.pod.image, contract.pod.image) == ("team/log:1", "team/train:7")
+    assert [one.path for one in second.pod.mounts] == ["/data", "/logs"]
+    assert contract.pods == (contract.pod, second.pod)
+    twice = load_spec("{run: x, mounts: ['pvc:a:/a'], roles: {b: {mounts: ['pvc:c:/a']}}}")
+    (problem,) = check_supported(twice)
+    assert (problem.path, problem.value) == ("roles.b.mounts", "/a")
+    alone = load_spec("{run: x, roles: {b: {image: 'a:1'}}}").to_contract()
+    assert [one.image for one in alone.pods] == ["a:1"]

@@ -58,6 +58,62 @@ def test_what_is_written_out_reads_back_the_same_in_the_same_order(text: str):
     assert load_spec(to_yaml(resolved(spec))).plans == spec.plans
 
 
+SHARED = """
+roles:
+  master: {run: python train.py --log, slots: 2, cpus: 4, training: {precision: bf16}}
+  evaluator: {run: python eval.py, slots: 1, required: false}
+  worker: {run: python train.py, world: shared, nodes: 3, slots: 4, env: {A: "1"}}
+checkpoint: {directory: out}
+"""
+
+
+def test_a_role_can_share_the_world_of_the_first_one():
+    spec = load_spec(SHARED)
+    assert check_supported(spec) == []
+    assert [plan.name for plan in spec.plans] == ["master", "worker", "evaluator"]
+    policy, contract = spec.to_policy(), spec.to_contract()
+    assert [one.shares_world for one in policy.roles] == [True, False]
+    assert [role.leads for role in contract.roles] == [True, True, False]
+    assert [role.reference_world for role in contract.roles] == [14, 14, 1]
+    assert [role.checkpoint.directory for role in contract.roles] == ["out", "out", None]
+    assert [role.training for role in contract.roles] == [{"precision": "bf16"}] * 2 + [None]
+    assert contract.roles[1].command.words == ("python train.py",)
+    assert load_spec(to_yaml(resolved(spec))).plans == spec.plans
+
+
+def test_what_a_role_of_a_shared_world_cannot_say_of_its_own():
+    two = "{run: x, resources: {slots_per_node: 2}, %s roles: {b: {slots: 3, world: shared %s}}}"
+    assert said(two % ("", "")) == {}
+    assert "one framework, torch" in said(two % ("", ", framework: jax"))["roles.b.framework"]
+    assert "cannot go on" in said(two % ("", ", required: false"))["roles.b.required"]
+    assert "that of worker" in said(two % ("", ", training: {strategy: fsdp}"))["roles.b.training"]
+    assert said(two % ("framework: tensorflow,", "")) == said(two % ("framework: ray,", "")) == {}
+    assert "torch, jax, tensorflow" in said(two % ("framework: mpi,", ""))["framework"]
+    elastic = "{run: x, resources: {nodes: 2..4}, roles: {b: {world: shared}}}"
+    assert "fixed size" in said(elastic)["resources.nodes"]
+    first = said("{roles: {a: {run: x, world: shared}}}")
+    assert "has a world of its own" in first["roles.a.world"]
+    with pytest.raises(SpecInvalid, match="world"):
+        load_spec("{run: x, roles: {a: {world: other}}}")
+
+
+def test_a_layout_counts_the_ranks_of_the_whole_world_and_keeps_to_nodes():
+    def at(strategy: str) -> str:
+        text = (
+            "{run: x, resources: {slots_per_node: 2}, training: {strategy: %s}, roles: {b: {%s}}}"
+        )
+        return said(text % (strategy, "nodes: 2, slots: 4, world: shared")).get(
+            "training.strategy", ""
+        )
+
+    assert at("{fsdp: 5, tp: 2}") == at("{fsdp: 10}") == at("fsdp") == at("auto") == ""
+    assert "there are 10" in at("{fsdp: 4}")
+    assert at("{tp: 5}") == (
+        "tp=5 does not divide the ranks on every node of the world: worker has 2, b has 4"
+    )
+    assert "tp=10 does not divide" in at("tp")
+
+
 def test_what_is_refused_and_what_would_be_right():
     assert said("{roles: {a: {slots: 1}}}") == {
         "roles.a.run": "is required: the job has no `run` of its own"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from phalanx.core.gang.failures import Failure, is_final
+from phalanx.core.gang.roles import world_of
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import RestartsUsed
 from phalanx.core.jobs.handlers.steps import US, continue_above, live, record_failure, stop
@@ -85,9 +86,9 @@ def ranks_ended(job: Job, event: e.RanksEnded, now: int) -> Decision:
 
 
 def _is_at_target(job: Job) -> bool:
-    """Whether all ranks of the first role have left because the trial has reached its target."""
-    attempt = live(job)
-    left = (attempt.nodes[rank] for rank in job.parts_now()[0].nodes)
+    """Whether all ranks of the first world have left because the trial has reached its target."""
+    attempt, parts = live(job), job.parts_now()
+    left = (attempt.nodes[rank] for part in world_of(parts, parts[0]) for rank in part.nodes)
     there = all(
         node.phase is NodePhase.ENDED and node.outcome is NodeOutcome.AT_TARGET for node in left
     )

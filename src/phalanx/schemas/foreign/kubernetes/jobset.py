@@ -1,4 +1,4 @@
-"""JobSet (jobset.x-k8s.io/v1alpha2) with one replicated job, and Job (batch/v1), as job specs."""
+"""JobSet (jobset.x-k8s.io/v1alpha2) and Job (batch/v1) as job specs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from phalanx.schemas.foreign.commands import read_words
 from phalanx.schemas.foreign.gangs import GangSize, gang, head, merged
 from phalanx.schemas.foreign.kubernetes.pods import METADATA, POD_TEMPLATE, read_pod
 from phalanx.schemas.foreign.reader import ForeignReader
-from phalanx.schemas.foreign.rules import KeyRule, RuleTable, dropped, mapped, refused, under
+from phalanx.schemas.foreign.rules import (
+    KeyAction,
+    KeyRule,
+    RuleTable,
+    dropped,
+    mapped,
+    refused,
+    under,
+)
+from phalanx.schemas.foreign.unequal import RolePods, shared_world
 from phalanx.schemas.spec.fields import MAX_NODES
+from phalanx.schemas.spec.foreign_studies.reading import as_name
 
 TOOL = "JobSet"
 JOB_SPEC: tuple[KeyRule, ...] = (
@@ -68,20 +78,39 @@ def convert_jobset(document: ForeignReader) -> dict[str, Any]:
     """The spec of a JobSet. Problems go to the log of the reader."""
     body, spec = document.at("spec"), head(document)
     jobs = body.entries("replicatedJobs")
-    if len(jobs) != 1:
+    parts = [_part(job, number) for number, job in enumerate(jobs)]
+    nodes = sum(one.size.nodes for one in parts)
+    # A launcher that counts the nodes of all of them makes them one world; else that is not known.
+    one_world = all(one.plan.launched and one.plan.nodes == (nodes, nodes) for one in parts)
+    if not jobs or (len(jobs) > 1 and not one_world):
         said = (
-            f"has {len(jobs)} replicated jobs: only one is supported; where they are no single torch "
-            "world, submit a job spec with `roles:`"
+            f"has {len(jobs)} replicated jobs: several are supported where the command of each is a "
+            f"launcher with all nodes, such as `torchrun --nnodes={max(nodes, 2)}`; else submit a job spec "
+            "with `roles:`"
         )
         body.refuse("replicatedJobs", said)
         return spec
-    inner = jobs[0].at("template").at("spec")
-    replicas = jobs[0].whole("replicas", 1, MAX_NODES)
-    found = merged(spec, _gang(inner, replicas or 1, jobs[0].line_of("replicas")))
+    if len(jobs) > 1:
+        for job, part in zip(jobs, parts, strict=True):
+            job.note("name", KeyAction.MAPPED, f"roles.{part.name}")
+        found = merged(spec, shared_world(parts, document.log))
+        found |= _limit([one.reader for one in parts])
+    else:
+        inner, replicas = jobs[0].at("template").at("spec"), jobs[0].whole("replicas", 1, MAX_NODES)
+        found = merged(spec, _gang(inner, replicas or 1, jobs[0].line_of("replicas")))
     restarts = body.at("failurePolicy").whole("maxRestarts", 0, 10**9)
     if restarts is not None:
         found = merged(found, {"recovery": {"rank_crash": {"count": restarts}}})
     return found
+
+
+def _part(job: ForeignReader, number: int) -> RolePods:
+    """The pods of one replicated job."""
+    inner, replicas = job.at("template").at("spec"), job.whole("replicas", 1, MAX_NODES)
+    pods, needs = _pods(inner), read_pod(inner.at("template"), None)
+    size = GangSize(job.line_of("replicas"), (replicas or 1) * (pods or 1))
+    name = as_name(job.text("name") or "", f"job-{number}")
+    return RolePods(name, inner, needs, read_words(needs.words, needs.env), size)
 
 
 def convert_batch_job(document: ForeignReader) -> dict[str, Any]:
@@ -97,15 +126,27 @@ def convert_batch_job(document: ForeignReader) -> dict[str, Any]:
 def _gang(inner: ForeignReader, replicas: int, line: int) -> dict[str, Any]:
     """The gang of `replicas` jobs with this spec."""
     log = inner.log
-    pods = inner.whole("parallelism", 1, MAX_NODES)
-    ends = inner.whole("completions", 1, MAX_NODES)
-    if ends is not None and ends != (1 if pods is None else pods):
-        inner.refuse("completions", "must be as many as `parallelism`: all ranks run at once", ends)
+    pods = _pods(inner)
     needs = read_pod(inner.at("template"), None)
     containers = inner.at("template").at("spec").line_of("containers")
     log.came_from(containers, "run", "setup", "env")
     line = inner.line_of("parallelism") if pods is not None else line
     size = GangSize(line, replicas * (pods or 1))
     found = gang(size, read_words(needs.words, needs.env), needs, log)
-    limit = inner.whole("activeDeadlineSeconds", 1, 10**9)
-    return found if limit is None else {**found, "max_duration": f"{limit}s"}
+    return found | _limit([inner])
+
+
+def _pods(inner: ForeignReader) -> int | None:
+    """The number of pods of a job; None where it does not say."""
+    pods = inner.whole("parallelism", 1, MAX_NODES)
+    ends = inner.whole("completions", 1, MAX_NODES)
+    if ends is not None and ends != (1 if pods is None else pods):
+        inner.refuse("completions", "must be as many as `parallelism`: all ranks run at once", ends)
+    return pods
+
+
+def _limit(jobs: list[ForeignReader]) -> dict[str, Any]:
+    """The key `max_duration`: the shortest limit of the jobs."""
+    limits = [job.whole("activeDeadlineSeconds", 1, 10**9) for job in jobs]
+    known = [one for one in limits if one is not None]
+    return {"max_duration": f"{min(known)}s"} if known else {}

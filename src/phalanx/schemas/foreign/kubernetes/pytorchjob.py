@@ -17,6 +17,7 @@ from phalanx.schemas.foreign.kubernetes.training_operator import (
 from phalanx.schemas.foreign.needs import one_template
 from phalanx.schemas.foreign.reader import ForeignReader
 from phalanx.schemas.foreign.rules import KeyRule, RuleTable, dropped, mapped
+from phalanx.schemas.foreign.unequal import RolePods, are_alike, shared_world
 from phalanx.schemas.spec.fields import MAX_NODES
 
 TOOL = "PyTorchJob"
@@ -48,13 +49,29 @@ def convert_pytorchjob(document: ForeignReader) -> dict[str, Any]:
         body.refuse("pytorchReplicaSpecs", "is required: Master, Worker or both")
         return spec
     found = [(role, read_pod(role.at("template"), "pytorch")) for _, role in roles]
-    needs = one_template(found)
     counts = {kind: read_replicas(role, 1 if kind == "master" else None) for kind, role in roles}
     size = _size(body, roles[-1][1], counts)
+    parts = [
+        RolePods(
+            kind,
+            role,
+            needs,
+            read_words(needs.words, needs.env),
+            GangSize(role.line_of("replicas"), counts[kind], None, size.ranks),
+        )
+        for (kind, role), (_, needs) in zip(roles, found, strict=True)
+        if counts[kind]
+    ]
+    elastic = body.value("elasticPolicy") is not None
+    ranges = any(one.plan.nodes and one.plan.nodes[0] < one.plan.nodes[1] for one in parts)
+    # The nodes of an elastic gang are alike: they get the larger amounts.
+    if not (elastic or ranges) and not are_alike([one.needs for one in parts]):
+        return merged(merged(spec, shared_world(parts, log)), run_policy(body, roles[-1][1]))
+    needs = one_template(found)
     container = roles[0][1].at("template").at("spec").line_of("containers")
     log.came_from(container, "run", "setup", "env")
     plan = read_words(needs.words, needs.env)
-    plan.restarts = plan.restarts if body.value("elasticPolicy") is None else None
+    plan.restarts = None if elastic else plan.restarts
     return merged(merged(spec, gang(size, plan, needs, log)), run_policy(body, roles[-1][1]))
 
 

@@ -14,6 +14,7 @@ from phalanx.schemas.foreign.needs import PodNeeds
 from phalanx.schemas.foreign.reader import ForeignReader
 from phalanx.schemas.foreign.rules import (
     PROGRAM,
+    ConversionLog,
     KeyAction,
     KeyRule,
     RuleTable,
@@ -22,7 +23,9 @@ from phalanx.schemas.foreign.rules import (
     refused,
     under,
 )
+from phalanx.schemas.foreign.unequal import RolePods, are_alike, shared_world
 from phalanx.schemas.spec.fields import MAX_NODES
+from phalanx.schemas.spec.foreign_studies.reading import as_name
 
 RAYJOB, RAYCLUSTER = "RayJob", "RayCluster"
 _HAS_ITS_OWN = "Phalanx starts the Ray cluster of the job itself"
@@ -144,35 +147,63 @@ def _cluster(cluster: ForeignReader, entry: str) -> dict[str, Any]:
         if container.value("resources") is not None:
             said = "the head runs on the first node of the gang"
             container.note("resources", KeyAction.DROPPED, said)
-    groups = cluster.entries("workerGroupSpecs")
-    if not groups:
-        needs, size = first, GangSize(leader.line, 1)
-    else:
-        needs, size = _workers(cluster, groups)
+    parts = _workers(cluster, cluster.entries("workerGroupSpecs"), entry)
+    for needs in [one.needs for one in parts]:
         needs.env = {**first.env, **needs.env}
         needs.secrets = sorted({*first.secrets, *needs.secrets})
         needs.mounts = list(dict.fromkeys([*needs.mounts, *first.mounts]))
-    plan = CommandPlan(entry, framework="ray")
-    found = gang(size, plan, needs, log)
-    resources = found["resources"]
-    if not log.local and needs.gpus:
-        resources["slots_per_rank"] = 1
+    if len(parts) > 1:
+        found = shared_world(parts, log)
+        for part in parts:
+            _slots_of_ray(found["roles"][part.name]["resources"], part.needs, log)
+        return found
+    needs, size = first, GangSize(leader.line, 1)
+    if parts:
+        needs, size = parts[0].needs, parts[0].size
+    found = gang(size, CommandPlan(entry, framework="ray"), needs, log)
+    _slots_of_ray(found["resources"], needs, log)
     return found
 
 
-def _workers(cluster: ForeignReader, groups: list[ForeignReader]) -> tuple[PodNeeds, GangSize]:
-    """What each worker has, and the number of workers of all groups, which have to be alike."""
+def _slots_of_ray(resources: dict[str, Any], needs: PodNeeds, log: ConversionLog) -> None:
+    """Ray divides the GPUs of a node itself."""
+    if not log.local and needs.gpus:
+        resources["slots_per_rank"] = 1
+
+
+def _workers(cluster: ForeignReader, groups: list[ForeignReader], entry: str) -> list[RolePods]:
+    """The workers of each group; groups that are alike are one."""
+    if not groups:
+        return []
     found = [read_pod(one.at("template"), None, starts=False) for one in groups]
     for group, other in zip(groups[1:], found[1:], strict=True):
-        unequal = found[0].differences(other)
-        if _limits(groups[0]) != _limits(group) and not unequal:
-            unequal = ["resources"]
-        if unequal:
-            said = (
-                f"differs from the first group in {', '.join(unequal)}: the nodes of a job are alike; "
-                "make the groups equal, or submit one job for each"
-            )
+        if _limits(groups[0]) != _limits(group) and not found[0].differences(other):
+            said = "differs from the first group in resources that are not read; make both equal"
             group.log.refuse(group.line, group.shown, said)
+    if are_alike(found):
+        plan = CommandPlan(entry, framework="ray")
+        return [RolePods("worker", groups[0], found[0], plan, _group_size(cluster, groups))]
+    parts = []
+    for number, (group, needs) in enumerate(zip(groups, found, strict=True)):
+        if group.value("replicas") == 0 and not group.value("minReplicas"):
+            continue
+        size = _group_size(cluster, [group])
+        if size.elastic is not None:
+            said = "the nodes of an elastic gang are alike; leave out minReplicas and maxReplicas"
+            group.log.refuse(group.line, group.shown, said)
+        name = as_name(group.text("groupName") or "", f"group-{number}")
+        plan = CommandPlan(entry, framework="ray")
+        group.note("groupName", KeyAction.MAPPED, f"roles.{name}")
+        parts.append(RolePods(name, group, needs, plan, GangSize(size.line, size.nodes)))
+    names = [one.name for one in parts]
+    for part in parts:
+        if names.count(part.name) > 1:
+            part.reader.refuse("groupName", "must be a name that no other group has", part.name)
+    return parts
+
+
+def _group_size(cluster: ForeignReader, groups: list[ForeignReader]) -> GangSize:
+    """The number of workers in groups that are alike, and its range where the cluster may grow."""
     grows = cluster.value("enableInTreeAutoscaling") is True
     low = high = count = 0
     for group in groups:
@@ -197,7 +228,7 @@ def _workers(cluster: ForeignReader, groups: list[ForeignReader]) -> tuple[PodNe
         count = 1
     low, high = max(low, 1), min(max(high, count), MAX_NODES)
     elastic = (low, high) if grows and low < high else None
-    return found[0], GangSize(line, count, elastic)
+    return GangSize(line, count, elastic)
 
 
 def _limits(group: ForeignReader) -> list[Any]:

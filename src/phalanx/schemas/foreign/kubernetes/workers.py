@@ -17,6 +17,7 @@ from phalanx.schemas.foreign.kubernetes.training_operator import (
 from phalanx.schemas.foreign.needs import PodNeeds, one_template
 from phalanx.schemas.foreign.reader import ForeignReader
 from phalanx.schemas.foreign.rules import RuleTable, dropped, mapped, refused
+from phalanx.schemas.foreign.unequal import RolePods, are_alike, shared_world
 from phalanx.schemas.spec.fields import MAX_NODES
 
 TFJOB, JAXJOB = "TFJob", "JAXJob"
@@ -68,11 +69,25 @@ def _convert(
             body.refuse(key, "is required: the workers")
         return spec
     pods = [(role, read_pod(role.at("template"), framework)) for _, role in roles]
-    needs = one_template(pods)
     last = roles[-1][1]
-    nodes = sum(read_replicas(role, None if name == "worker" else 1) for name, role in roles)
+    counts = {name: read_replicas(role, None if name == "worker" else 1) for name, role in roles}
+    nodes = sum(counts.values())
     if not 1 <= nodes <= MAX_NODES:
         last.refuse("replicas", f"must be from 1 to {MAX_NODES}", nodes)
+    parts = [
+        RolePods(
+            name,
+            role,
+            needs,
+            _one_process(needs),
+            GangSize(role.line_of("replicas"), counts[name]),
+        )
+        for (name, role), (_, needs) in zip(roles, pods, strict=True)
+        if counts[name]
+    ]
+    if not are_alike([one.needs for one in parts]):
+        return merged(merged(spec, shared_world(parts, log)), run_policy(body, last))
+    needs = one_template(pods)
     log.came_from(roles[0][1].at("template").at("spec").line_of("containers"), "run", "env")
     plan = _one_process(needs)
     size = GangSize(last.line_of("replicas"), max(nodes, 1))

@@ -10,19 +10,25 @@ from phalanx.schemas.spec.pods.mounts import Mount, is_below, twice_mounted
 from phalanx.schemas.spec.pods.section import KubernetesSection
 
 
-def pod_problems(volumes: Sequence[Mount], own: KubernetesSection | None) -> list[Problem]:
-    """What is wrong with the keys of containers and volumes."""
+def pod_problems(
+    volumes: Sequence[Mount],
+    own: KubernetesSection | None,
+    role: str = "",
+    of_role: Sequence[Mount] = (),
+) -> list[Problem]:
+    """What is wrong with the keys of containers and volumes, or with those of a role."""
     found: list[Problem] = []
-    mounts = [one.to_core() for one in volumes]
+    at = f"roles.{role}." if role else ""
+    mounts = [one.to_core() for one in (*volumes, *of_role)]
     path = twice_mounted(mounts)
     if path is not None:
-        found.append(Problem("mounts", "two volumes have this path; choose another one", path))
-    for number, one in enumerate(mounts):
+        found.append(Problem(f"{at}mounts", "two volumes have this path; choose another one", path))
+    for number, one in enumerate(mounts, -len(volumes) if role else 0):
         if one.kind in ("configmap", "secret") and any(
             other.path != one.path and is_below(other.path, [one.path]) for other in mounts
         ):
             said = "another volume is mounted below it, where a volume of this kind is read only"
-            found.append(Problem(f"mounts[{number}]", said, one.path))
+            found.append(Problem(f"{at}mounts[{max(number, 0)}]", said, one.path))
     return found + _secrets_in_clear(own)
 
 

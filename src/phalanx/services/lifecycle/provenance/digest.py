@@ -27,6 +27,11 @@ def fixed_facts(facts: JobFacts, contract: JobContract) -> dict[str, Any]:
         },
         "cwd": facts.caller_cwd,
         "image": spec.get("image"),
+        "images": {
+            role.name: role.pod.image
+            for role in contract.roles
+            if role.pod is not None and role.pod.image != spec.get("image")
+        },
         "env": dict(spec.get("env") or {}),
         "caller_env": sorted(facts.caller_env or {}),
         "params": dict(trial.params),

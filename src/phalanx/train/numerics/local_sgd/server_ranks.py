@@ -35,9 +35,9 @@ def num_servers(sync: SyncSettings) -> int:
 
 
 def is_server(sync: SyncSettings, info: RankInfo) -> bool:
-    """Return whether this rank is a server. Raises SpecInvalid where a node would have no worker."""
+    """Return whether this rank is a server. Raises SpecInvalid where its node would have no worker."""
     num = num_servers(sync)
-    if num and num >= info.local_world_size:
+    if num and _servers_here(num, info) == info.local_world_size:
         said = f"{num} servers leave no worker on a node of {info.local_world_size} ranks"
         hint = "the last ranks of the gang are servers; every node needs a worker"
         raise SpecInvalid([Problem("sync.servers", said)], hint)
@@ -47,13 +47,18 @@ def is_server(sync: SyncSettings, info: RankInfo) -> bool:
 def as_worker(sync: SyncSettings, info: RankInfo) -> RankInfo:
     """Return the rank's place among the workers."""
     num = num_servers(sync)
-    local = info.local_world_size - num if info.one_node else info.local_world_size
     return replace(
         info,
         world_size=info.world_size - num,
-        local_world_size=local,
+        local_world_size=info.local_world_size - _servers_here(num, info),
         reference_world=max(1, info.reference_world - num),
     )
+
+
+def _servers_here(num: int, info: RankInfo) -> int:
+    """Number of servers on this rank's node."""
+    end = info.rank - info.local_rank + info.local_world_size
+    return min(max(0, end - (info.world_size - num)), info.local_world_size)
 
 
 def run_server(

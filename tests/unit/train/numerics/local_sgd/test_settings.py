@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 from phalanx.core.training import rounds
 from phalanx.errors import SpecInvalid
 from phalanx.train import start
+from phalanx.train.gang.context import RankInfo
 from phalanx.train.numerics.local_sgd.exchange import BLOCK, pack, part_length, unpack
 from phalanx.train.numerics.local_sgd.outer_step import outer_step
+from phalanx.train.numerics.local_sgd.server_ranks import as_worker, is_server
 from phalanx.train.settings import OuterSettings, SyncSettings, parse
 
 pytestmark = pytest.mark.unit
@@ -110,3 +112,20 @@ def test_the_outer_step_is_that_of_the_paper():
         for name in outer:
             assert torch.allclose(outer[name], expected[name])
             assert outer[name].grad is None
+
+
+def test_servers_are_counted_on_the_node_that_they_are_on():
+    """Nodes of three ranks and one rank: the last rank, alone on its node, leaves no worker there."""
+    sync = parse({"sync": {"method": "server", "servers": 1}}).sync
+
+    def at(rank: int, local_rank: int, local: int, world: int = 4) -> RankInfo:
+        return RankInfo(rank=rank, world_size=world, local_rank=local_rank, local_world_size=local)
+
+    assert [is_server(sync, at(rank, rank, 3)) for rank in range(3)] == [False] * 3
+    with pytest.raises(SpecInvalid, match="1 servers leave no worker on a node of 1 ranks"):
+        is_server(sync, at(3, 0, 1))
+    # The other way round, one rank and three: a small first node has its worker.
+    assert not is_server(sync, at(0, 0, 1))
+    assert [is_server(sync, at(1 + local, local, 3)) for local in range(3)] == [False, False, True]
+    assert as_worker(sync, at(0, 0, 1)).local_world_size == 1
+    assert as_worker(sync, at(1, 0, 3)).local_world_size == 2
