@@ -1,38 +1,181 @@
-"""A cluster of three nodes for the tests of this folder."""
+"""A cluster for the tests of this folder: a fake API server, and a real one where its programs are."""
+
+import contextlib
+import threading
+from pathlib import Path
 
 import pytest
+import yaml
 
+from phalanx.executors.kubernetes.client import MERGE_PATCH, KubernetesRefused
 from phalanx.testing.kubernetes.api import FakeKubernetes
 from phalanx.testing.kubernetes.kubelet import ProcessKubelet
+from support import kubernetes_server
+from support.kubernetes_server import SHIPPED_USER, KubernetesServer
+
+NAMESPACES = ("phalanx-default", "phalanx-tests")
+RIGHTS = Path(__file__).parents[3] / "deploy" / "kubernetes" / "base" / "rbac.yaml"
+_KINDS = ("pods", "secrets", "configmaps")
 
 
 class KubernetesCluster:
-    """A fake API server with a process kubelet."""
+    """An API server with a process kubelet. `kubeconfig` is the access of the control plane."""
 
-    def __init__(self, root):
+    def __init__(self, root, kubeconfig, admin):
         self.root = root
-        self.api = FakeKubernetes()
-        self.kubeconfig = self.api.kubeconfig(root / "kubeconfig")
-        self.kubelet = ProcessKubelet(self.kubeconfig, root)
-        self.api.add_namespace("phalanx-default")
-        self.api.add_namespace("phalanx-tests")
+        self.kubeconfig = kubeconfig
+        self.kubelet = ProcessKubelet(admin, root)
 
     def add_nodes(self, count):
         for number in range(count):
             self.kubelet.add_node(f"node-{number}")
 
+    def objects(self, plural):
+        """The names of all objects of a kind, in all namespaces."""
+        found = self.kubelet.client.list(f"/api/v1/{plural}").items
+        return [
+            (plural, one["metadata"]["namespace"], one["metadata"]["name"])
+            for one in found
+            if one["metadata"]["namespace"] in NAMESPACES
+        ]
+
     def left(self):
-        """Objects with a label of ours that the cluster still has."""
-        kinds = ("pods", "secrets", "configmaps")
-        return [key for key in self.api.store.objects if key[0] in kinds]
+        """Objects of ours that the cluster still has."""
+        return [key for plural in _KINDS for key in self.objects(plural)]
+
+
+class FakeCluster(KubernetesCluster):
+    """The fake API server, which also has faults that no real one has at will."""
+
+    def __init__(self, root):
+        self.api = FakeKubernetes()
+        path = self.api.kubeconfig(root / "kubeconfig")
+        super().__init__(root, path, path)
+        for name in NAMESPACES:
+            self.api.add_namespace(name)
+
+    def away(self):
+        """Switch the API server off; its history is lost."""
+        self.api.away = True
+        self.api.store.compact()
+
+    def back(self):
+        """End `away`."""
+        self.api.away = False
+
+    def limit_quota(self, namespace, **hard):
+        """Give a namespace the quota `team`."""
+        self.api.admission.quotas[namespace] = (
+            "team",
+            {name.replace("_", "."): most for name, most in hard.items()},
+        )
+
+    def restrict(self, namespace):
+        """Let a namespace enforce the Pod Security profile restricted."""
+        self.api.admission.restricted.add(namespace)
 
     def close(self):
         self.kubelet.close()
         self.api.close()
 
 
-@pytest.fixture
-def cluster(tmp_path):
-    made = KubernetesCluster(tmp_path)
+class ServerCluster(KubernetesCluster):
+    """A real API server. The control plane has the rights of the manifest, and no others."""
+
+    def __init__(self, root, server):
+        self.server = server
+        admin = server.root / "admin"
+        self._changed = []
+        super().__init__(root, server.kubeconfig(root / "kubeconfig", SHIPPED_USER), admin)
+        self._closed = threading.Event()
+        self._garbage = threading.Thread(target=self._collect, daemon=True)
+        self._garbage.start()
+
+    def away(self):
+        """Kill the API server; etcd forgets its history."""
+        self.server.compact()
+        self.server.kill()
+
+    def back(self):
+        """End `away`."""
+        self.server.start_api()
+
+    def limit_quota(self, namespace, **hard):
+        """Give a namespace the quota `team`."""
+        hard = {name.replace("_", "."): most for name, most in hard.items()}
+        path, client = f"/api/v1/namespaces/{namespace}/resourcequotas", self.kubelet.client
+        client.call("POST", path, {"metadata": {"name": "team"}, "spec": {"hard": hard}})
+        self._changed.append(lambda: self.kubelet.client.call("DELETE", f"{path}/team"))
+        # What the controller of quotas does.
+        status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
+        client.call("PATCH", f"{path}/team/status", status, kind=MERGE_PATCH)
+
+    def restrict(self, namespace):
+        """Let a namespace enforce the Pod Security profile restricted."""
+        self._label(namespace, "restricted")
+        self._changed.append(lambda: self._label(namespace, "privileged"))
+
+    def close(self):
+        self._closed.set()
+        self._garbage.join(60)
+        self.kubelet.close()
+        self.kubelet = ProcessKubelet(self.server.root / "admin", self.root / "last")
+        try:
+            for undo in self._changed:
+                undo()
+            self._empty()
+        finally:
+            self.kubelet.close()
+
+    def _label(self, namespace, level):
+        body = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": level}}}
+        path = f"/api/v1/namespaces/{namespace}"
+        self.kubelet.client.call("PATCH", path, body, kind=MERGE_PATCH)
+
+    def _collect(self):
+        while not self._closed.wait(0.5):
+            for namespace in NAMESPACES:
+                # Also while the API server is away.
+                with contextlib.suppress(Exception):
+                    kubernetes_server.collect_garbage(self.kubelet.client, namespace)
+
+    def _empty(self):
+        """Remove what a test left, whether it failed or not."""
+        client = self.kubelet.client
+        for plural in (*_KINDS, "services", "persistentvolumeclaims"):
+            for _, namespace, name in self.objects(plural):
+                path = f"/api/v1/namespaces/{namespace}/{plural}/{name}"
+                with contextlib.suppress(KubernetesRefused):
+                    body = {"metadata": {"finalizers": None}}
+                    client.call("PATCH", path, body, kind=MERGE_PATCH)
+                    client.call("DELETE", path, {"gracePeriodSeconds": 0})
+        for one in client.list("/api/v1/nodes").items:
+            client.call("DELETE", f"/api/v1/nodes/{one['metadata']['name']}")
+
+
+@pytest.fixture(scope="session")
+def api_server(tmp_path_factory):
+    """One real API server for all tests, with the shipped rights in two namespaces."""
+    if lacking := kubernetes_server.missing():
+        pytest.skip(lacking)
+    with contextlib.closing(KubernetesServer(tmp_path_factory.mktemp("kubernetes"))) as server:
+        rights = RIGHTS.read_text()
+        own = [
+            one
+            for one in yaml.safe_load_all(rights)
+            if one["metadata"].get("namespace") == NAMESPACES[0] or one["kind"] == "Namespace"
+        ]
+        server.apply(rights)
+        server.apply(yaml.safe_dump_all(own).replace(*NAMESPACES))
+        yield server
+
+
+@pytest.fixture(params=["fake", pytest.param("server", marks=pytest.mark.extras)])
+def cluster(request, tmp_path):
+    """The fake API server, and a real one."""
+    if request.param == "fake":
+        made = FakeCluster(tmp_path)
+    else:
+        made = ServerCluster(tmp_path, request.getfixturevalue("api_server"))
     yield made
     made.close()

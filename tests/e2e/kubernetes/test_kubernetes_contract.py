@@ -1,4 +1,4 @@
-"""The Kubernetes executor keeps the contract of executors, on a fake API with real processes."""
+"""The Kubernetes executor keeps the contract of executors, on a fake and a real API with real processes."""
 
 import os
 import sys
@@ -10,6 +10,7 @@ import pytest
 from phalanx.core.contract.job import WarmStart
 from phalanx.core.gang.placement import NodeShare, Placement
 from phalanx.errors import ExecutorUnavailable
+from phalanx.executors.kubernetes.client import MERGE_PATCH
 from phalanx.executors.kubernetes.credentials import from_kubeconfig
 from phalanx.executors.kubernetes.executor import KubernetesExecutor
 from phalanx.schemas.home import HomeLayout
@@ -162,11 +163,10 @@ def test_a_forced_deletion_is_no_death(rig):
     ref = start(rig, 1)
     wait_until(lambda: alive(rig, ref) and rig.executor._notes.read(ref).boot_id)
     rig.cluster.kubelet.partition("node-0")
-    store, name = rig.cluster.api.store, rig.pod(ref)
-    store.delete("pods", "phalanx-tests", name, {"gracePeriodSeconds": 0})
-    pod = store.get("pods", "phalanx-tests", name)
-    pod["metadata"]["finalizers"] = []
-    store.update("pods", "phalanx-tests", name, pod)
+    client = rig.cluster.kubelet.client
+    path = f"/api/v1/namespaces/phalanx-tests/pods/{rig.pod(ref)}"
+    client.call("DELETE", path, {"gracePeriodSeconds": 0})
+    client.call("PATCH", path, {"metadata": {"finalizers": None}}, kind=MERGE_PATCH)
     wait_until(lambda: "removed by force" in rig.executor.poll([ref])[0].message)
     assert alive(rig, ref)
     rig.cluster.kubelet.bring_back("node-0", restarted=True)
@@ -175,8 +175,7 @@ def test_a_forced_deletion_is_no_death(rig):
 
 def test_an_outage_of_the_api_concludes_nothing(rig):
     ref = start(rig, 1)
-    rig.cluster.api.away = True
-    rig.cluster.api.store.compact()
+    rig.cluster.away()
 
     def unknown():
         try:
@@ -186,7 +185,7 @@ def test_an_outage_of_the_api_concludes_nothing(rig):
         return False
 
     wait_until(unknown)
-    rig.cluster.api.away = False
+    rig.cluster.back()
     wait_until(lambda: not unknown())
     assert alive(rig, ref)
     assert rig.num_started(ref) == 1

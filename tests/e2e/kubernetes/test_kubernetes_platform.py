@@ -13,7 +13,7 @@ pytestmark = pytest.mark.e2e
 
 
 class KubernetesPlatform(Platform):
-    """`phalanx up --slots 0 --pool FILE` in front of a fake API server and its kubelet."""
+    """`phalanx up --slots 0 --pool FILE` in front of an API server and its kubelet."""
 
     def __init__(self, root, cluster):
         super().__init__(root)
@@ -57,6 +57,10 @@ def platform(cluster, tmp_path):
 def on_kubernetes(out, *flags):
     resources = {"nodes": 3, "slots_per_node": 1}
     return probe_spec(out, *flags, resources=resources, pool="kube")
+
+
+def pods_of(client):
+    return client.list("/api/v1/namespaces/phalanx-default/pods").items
 
 
 def succeeded(platform, job):
@@ -103,10 +107,12 @@ def test_a_lost_node_is_replaced_after_its_restart_and_a_stop_leaves_nothing(
 
 
 def test_a_job_with_an_image_volumes_and_containers_beside_its_ranks(platform, cluster, tmp_path):
-    store, kind = cluster.api.store, "persistentvolumeclaims"
+    client = cluster.kubelet.client
+    path = "/api/v1/namespaces/phalanx-default/persistentvolumeclaims"
     for name, mode in (("corpus", "ReadWriteMany"), ("own", "ReadWriteOnce")):
-        body = {"metadata": {"name": name}, "spec": {"accessModes": [mode]}, "status": {}}
-        store.create(kind, "phalanx-default", body)
+        storage = {"requests": {"storage": "1Gi"}}
+        body = {"metadata": {"name": name}, "spec": {"accessModes": [mode], "resources": storage}}
+        client.call("POST", path, body)
     out = tmp_path / "probe"
     spec = on_kubernetes(out, "--epochs=1", "--samples=24", "--step-s=0.01")
     spec["resources"] |= {"shm": "64MB"}
@@ -114,16 +120,10 @@ def test_a_job_with_an_image_volumes_and_containers_beside_its_ranks(platform, c
     touch = {"name": "unpack", "image": "tools:1", "command": ["touch", "/corpus/mark"]}
     side = {"name": "metrics", "image": "exporter:1", "command": ["sleep", "600"], "cpus": 0.5}
     spec["kubernetes"] = {"init": [touch], "sidecars": [side], "labels": {"team": "vision"}}
-    bodies, create = [], store.create
-
-    def created(plural, namespace, body):
-        bodies.append((plural, body))
-        return create(plural, namespace, body)
-
-    store.create = created
-    succeeded(platform, platform.submit(spec))
+    job = platform.submit(spec)
+    pods = wait_until(lambda: len(found := pods_of(client)) == 3 and found, "three pods")
+    succeeded(platform, job)
     assert len(list(cluster.root.glob("pods/*/volumes/*/mark"))) == 3
-    pods = [body for plural, body in bodies if plural == "pods"]
     assert {one["spec"]["containers"][0]["image"] for one in pods} == {"team/train:7"}
     assert {one["metadata"]["labels"]["team"] for one in pods} == {"vision"}
     spec["mounts"] = ["pvc:own:/own"]

@@ -54,7 +54,7 @@ def test_a_missing_image_is_a_failed_start_at_once_and_leaves_nothing(rig):
     found = ended(rig, ref)
     assert found.cause is Cause.START_FAILED
     assert "cannot be pulled: ErrImagePull: phalanx:test: not found" in found.message
-    assert rig.cluster.left() == []
+    wait_until(lambda: rig.cluster.left() == [], "an empty cluster")
 
 
 def test_an_image_without_phalanx_ends_with_its_last_output(rig, monkeypatch):
@@ -69,7 +69,7 @@ def test_an_image_without_phalanx_ends_with_its_last_output(rig, monkeypatch):
 
 
 def test_a_quota_is_what_the_job_waits_for_and_no_part_of_its_gang_is_left(rig):
-    rig.cluster.api.admission.quotas[NAMESPACE] = ("team", {"pods": "2"})
+    rig.cluster.limit_quota(NAMESPACE, pods="2")
     refs = reserve(rig, 3)
     wait_until(lambda: not rig.executor._launcher.is_creating(refs[0]))
     causes = {one.cause for one in rig.executor.poll(refs) if not one.alive}
@@ -79,27 +79,31 @@ def test_a_quota_is_what_the_job_waits_for_and_no_part_of_its_gang_is_left(rig):
     for ref in refs:
         rig.executor.stop(ref)
     wait_until(lambda: not any(one.alive for one in rig.executor.poll(refs)))
-    assert rig.cluster.left() == []
+    wait_until(lambda: rig.cluster.left() == [], "an empty cluster")
 
 
 def test_a_quota_that_takes_no_pod_is_found_without_creating_one(rig):
-    rig.cluster.api.admission.quotas[NAMESPACE] = ("team", {"requests.cpu": "500m"})
+    rig.cluster.limit_quota(NAMESPACE, requests_cpu="500m")
     with pytest.raises(LaunchError, match="exceeded quota: team") as caught:
         reserve(rig, 1)
     assert caught.value.cause == "cluster_quota"
-    assert rig.cluster.left() == []
+    wait_until(lambda: rig.cluster.left() == [], "an empty cluster")
 
 
-def test_policies_are_named_before_anything_is_created(rig):
-    admission = rig.cluster.api.admission
-    admission.restricted.add(NAMESPACE)
+def test_a_pod_security_profile_is_named_before_anything_is_created(rig):
+    rig.cluster.restrict(NAMESPACE)
     with pytest.raises(LaunchError, match=r"Pod Security level of namespace.*runAsNonRoot != true"):
         reserve(rig, 1)
-    admission.restricted.clear()
-    admission.webhook = 'admission webhook "images.example.com" denied the request: unsigned'
+    wait_until(lambda: rig.cluster.left() == [], "an empty cluster")
+
+
+@pytest.mark.parametrize("cluster", ["fake"], indirect=True)
+def test_a_webhook_is_named_before_anything_is_created(rig):
+    denied = 'admission webhook "images.example.com" denied the request: unsigned'
+    rig.cluster.api.admission.webhook = denied
     with pytest.raises(LaunchError, match="refuses the pods: admission webhook"):
         reserve(rig, 1)
-    assert rig.cluster.left() == []
+    wait_until(lambda: rig.cluster.left() == [], "an empty cluster")
 
 
 def test_a_pod_that_is_not_bound_in_time_waits_for_slots_with_the_scheduler_s_words(rig):
@@ -108,7 +112,7 @@ def test_a_pod_that_is_not_bound_in_time_waits_for_slots_with_the_scheduler_s_wo
     found = ended(rig, ref)
     assert found.cause is Cause.UNSCHEDULABLE
     assert "0/3 nodes are available: Insufficient cpu." in found.message
-    assert rig.cluster.left() == []
+    wait_until(lambda: rig.cluster.left() == [], "an empty cluster")
 
 
 def test_a_reservation_returns_while_its_pods_are_created_and_a_stop_ends_it(rig, monkeypatch):
@@ -128,17 +132,17 @@ def test_a_reservation_returns_while_its_pods_are_created_and_a_stop_ends_it(rig
     assert all(alive(rig, ref) for ref in refs)  # a request may be on its way
     held.set()
     wait_until(lambda: not any(one.alive for one in rig.executor.poll(refs)))
-    assert rig.cluster.left() == []
+    wait_until(lambda: rig.cluster.left() == [], "an empty cluster")
 
 
 def test_a_tpu_slice_has_a_service_that_ends_with_its_attempt(rig):
     refs = start_slice(rig)
     wait_until(lambda: len(rig.cluster.kubelet.starts) == 2)
-    assert [key for key in rig.cluster.api.store.objects if key[0] == "services"]
+    assert rig.cluster.objects("services")
     for ref in refs:
         rig.executor.stop(ref)
     wait_until(lambda: not any(one.alive for one in rig.executor.poll(refs)))
-    assert not [key for key in rig.cluster.api.store.objects if key[0] == "services"]
+    wait_until(lambda: not rig.cluster.objects("services"), "the end of the service")
 
 
 def test_an_api_server_that_is_away_delays_the_pods_and_loses_none(rig, monkeypatch):

@@ -74,8 +74,7 @@ class ProcessKubelet:
         """Switch a node off: its processes die, and its kubelet tells nothing."""
         self.partition(name)
         with self._lock:
-            for pod in [one for one in self.running.values() if one.node == name]:
-                pod.kill()
+            self._kill_all(name)
 
     def partition(self, name: str) -> None:
         """Cut a node off from the API server; its processes continue."""
@@ -88,6 +87,7 @@ class ProcessKubelet:
         with self._lock:
             node = self.nodes[name]
             if restarted:
+                self._kill_all(name)
                 node.boot_id = random_hex(32)
             node.connected = True
         self._tell_node(node, "True")
@@ -101,6 +101,18 @@ class ProcessKubelet:
                 kill_below(found.process)
             else:
                 found.process.send_signal(number)
+
+    def evict(self, pod: str) -> None:
+        """End a pod as a kubelet does that lacks memory or disk."""
+        with self._lock:
+            found = next(one for one in self.running.values() if one.name == pod)
+            found.evicted = True
+            found.kill()
+
+    def living(self) -> list[str]:
+        """The names of pods with a main container that runs, also where the API server does not know it."""
+        with self._lock:
+            return [one.name for one in self.running.values() if one.is_alive]
 
     def close(self) -> None:
         """End everything."""
@@ -121,7 +133,20 @@ class ProcessKubelet:
                 with self._lock:
                     for pod in pods:
                         self._serve(pod, pods)
+                    self._end_unknown({one["metadata"]["uid"] for one in pods})
             self._pods.wait(_LOOK_S)
+
+    def _end_unknown(self, known: set[str]) -> None:
+        """Kill what belongs to pods that the API server has no more, as after a forced deletion."""
+        for uid, one in self.running.items():
+            if uid not in known and not one.reported and self.nodes[one.node].connected:
+                one.kill()
+                one.reported = True
+
+    def _kill_all(self, node: str) -> None:
+        for one in self.running.values():
+            if one.node == node:
+                one.kill()
 
     def _serve(self, pod: Object, pods: list[Object]) -> None:
         name = pod["spec"].get("nodeName")
@@ -175,7 +200,8 @@ class ProcessKubelet:
             return
         target = {"apiVersion": "v1", "kind": "Node", "name": name}
         body = {"metadata": {"name": pod["metadata"]["name"]}, "target": target}
-        self._pods.put(self.client.call("POST", f"{path}/binding", body))
+        self.client.call("POST", f"{path}/binding", body)
+        self._pods.put(self.client.call("GET", path))
 
     def _begin(self, pod: Object) -> None:
         spec = pod["spec"]
@@ -269,6 +295,8 @@ class ProcessKubelet:
             "phase": "Failed" if code else "Succeeded",
             "containerStatuses": [_state(container, state)],
         }
+        if running is not None and running.evicted:
+            status |= {"reason": "Evicted", "message": "The node was low on resource: memory."}
         self._status(_path(pod), status)
         if pod["metadata"].get("deletionTimestamp"):
             self._confirm_deletion(pod)

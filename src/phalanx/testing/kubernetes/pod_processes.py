@@ -32,6 +32,7 @@ class PodProcesses:
         self.process: subprocess.Popen[bytes] | None = None
         self.stop_at: float | None = None  # when it is killed; None: it was not asked to end
         self.reported = False
+        self.evicted = False  # its node ends it, and says why
         self._spec = pod["spec"]
         self._seen = self._folders(secrets)
         self._queue: list[Object] = [*self._spec.get("initContainers", ())]
@@ -73,6 +74,11 @@ class PodProcesses:
             return self._ended[self.failed_init]
         code = None if self.process is None else self.process.poll()
         return code if code is None or code >= 0 else 128 - code
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the main container runs."""
+        return self.process is not None and self.process.poll() is None
 
     def terminate(self) -> None:
         """Ask the main container to end, or the init container that runs."""
