@@ -10,6 +10,7 @@ from integration.test_control_stacks import WAITS, stacks
 from phalanx.core.gang.placement import Node
 from phalanx.errors import SpecInvalid, UserError
 from phalanx.schemas.wire import supervision as wire
+from phalanx.store import lineage
 
 pytestmark = pytest.mark.integration
 WORLD = {
@@ -70,7 +71,11 @@ def test_ranks_of_a_shared_world_have_the_number_that_their_script_sees(
             client.post_metrics(1, [point(9)], rank=2)
     (one,) = rig.client.metrics(1, role="worker", ranks=[3]).series
     assert (one.rank, one.role, one.steps) == (3, "worker", [9])
-    assert rig.job(1).progress.step == 9  # a rank of a shared world reports for the job
+    # A rank of a shared world reports for the job; one of a role beside it does not.
+    assert rig.store.view(lambda tx: lineage.last_step(tx, 1)) == 9
+    with client_of(rig, token_of(gang[3], node_rank=3)) as client:
+        client.post_metrics(1, [point(77)], rank=4)
+    assert rig.store.view(lambda tx: lineage.last_step(tx, 1)) == 9
     with pytest.raises(UserError, match="role worker of j-1 has no rank 0") as refused:
         rig.client.metrics(1, role="worker", ranks=[0])
     assert "2 ranks, 2 to 3" in str(refused.value.hint)

@@ -122,3 +122,15 @@ def test_a_tune_search_goes_on_with_the_trials_that_have_not_ended(platform, tmp
     assert "results 6 best 3" in logs
     assert "reports [3, 3, 3, 3, 3, 3]" in logs
     assert no_ray_left(job) == []
+
+
+def test_the_nodes_of_a_ray_cluster_may_differ(platform):
+    """Two roles that share a world are two Ray nodes, each with the slots of its role."""
+    told = "print('cluster:', int(ray.cluster_resources()['CPU']), len(ray.nodes()))"
+    run = ["python", "-c", f"import ray; ray.init(); {told}"]
+    roles = {"large": {"run": run, "slots": 2}, "small": {"run": run, "world": "shared"}}
+    job = platform.submit({"name": "unequal", "framework": "ray", "roles": roles})
+    view = platform.wait_state(job, "succeeded")
+    assert "cluster: 3 2" in platform.run("logs", job).stdout
+    assert [(one.name, one.world) for one in view.roles] == [("large", "large"), ("small", "large")]
+    assert no_ray_left(job) == []
