@@ -12,12 +12,14 @@ import pytest
 
 from integration.rig import URL, Rig
 from integration.test_control_job_life import launch
-from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import Node, NodeShare, Placement
 from phalanx.core.reasons import Cause
+from phalanx.core.scaling.model import ScalingPolicy
 from phalanx.errors import ExecutorUnavailable, LaunchError, NotSupported, SpecInvalid
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.schemas.api.jobs import SubmitRequest
+from phalanx.schemas.wire import supervision as wire
 from phalanx.services.lifecycle.polling import poll_step
 from phalanx.services.planning.draining import draining_step
 from phalanx.services.planning.scaling import scaling_step
@@ -35,8 +37,8 @@ class FarExecutor(FakeExecutor):
         super().__init__(nodes=(FAR,))
         self.away = False
         self.reserved: list[Placement] = []
-        self.wanted: list[tuple[GangShape, ...]] = []
-        self.pools = ("far",)
+        self.policy = ScalingPolicy(max_nodes=8, cool_down_up_us=0)
+        self.wanted: list[list[tuple[int, int]]] = []  # nodes and slots of each, by gang
 
     def inventory(self):
         if self.away:
@@ -51,8 +53,15 @@ class FarExecutor(FakeExecutor):
     def reserve(self, placement, gang) -> None:
         self.reserved.append(placement)
 
-    def want(self, pool, gangs) -> None:
-        self.wanted.append(tuple(gangs))
+    def scaling_policies(self):
+        return {"far": self.policy}
+
+    def request(self, pool, demand):
+        self.wanted.append([(len(one.nodes), one.nodes[0].slots) for one in demand.gangs])
+        return {}
+
+    def growth(self, pool, jobs):
+        return {}
 
 
 @pytest.fixture
@@ -133,37 +142,86 @@ def test_a_leaving_node_is_left_in_time(rig: Rig) -> None:
     rig.check_log(num)
 
 
-def test_only_the_gang_that_is_next_makes_a_pool_grow(rig: Rig) -> None:
+def test_a_pool_grows_for_gangs_that_new_nodes_would_start(rig: Rig) -> None:
     far = FarExecutor()
-    far.nodes = (FAR, *(replace(FAR, id=f"future-{n}", closed="not started") for n in range(3)))
+    future = [replace(FAR, id=f"future-{n}", closed="not started", future=True) for n in range(3)]
+    far.nodes = (FAR, *future)
     object.__setattr__(rig.platform, "executor", far)
     wide = {"nodes": 2, "slots_per_node": 4}
     first = rig.client.submit(SubmitRequest(spec=_spec("first", wide, 60), owner="ada")).job
-    rig.client.submit(SubmitRequest(spec=_spec("second", wide, 50), owner="ada"))
+    third = {"nodes": 3, "slots_per_node": 4}
+    rig.client.submit(SubmitRequest(spec=_spec("second", third, 50), owner="ada"))
     rig.turn()
-    scaling_step(rig.platform)
-    assert far.wanted[-1] == (GangShape(2, 4, 4),)
+    scaling_step(rig.platform, rig.clock.now())
+    assert far.wanted[-1] == [(2, 4)]  # two nodes are left for the other one, which needs three
     assert first is not None
     rig.client.stop(first.num)
-    far.nodes = (*far.nodes, replace(FAR, id="far-2"))
     rig.turn()
-    scaling_step(rig.platform)
-    assert far.wanted[-1] == ()  # the second one runs; nobody waits
+    scaling_step(rig.platform, rig.clock.advance(10))
+    assert far.wanted[-1] == [(3, 4)]
+    far.nodes = (FAR, *(replace(FAR, id=f"far-{n}") for n in (2, 3)))
+    rig.turn()
+    scaling_step(rig.platform, rig.clock.advance(10))
+    assert far.wanted[-1] == []  # it runs
 
 
 def test_a_pool_grows_by_nodes_that_a_gang_can_be_split_over(rig: Rig) -> None:
     far = FarExecutor()
-    far.nodes = tuple(replace(FAR, id=f"future-{n}", closed="not started") for n in range(4))
+    far.nodes = tuple(
+        replace(FAR, id=f"future-{n}", closed="not started", future=True) for n in range(4)
+    )
     object.__setattr__(rig.platform, "executor", far)
     (size,) = {node.num_slots for node in far.nodes}
     resources = {"accelerators": 4 * size}
     num = rig.client.submit(SubmitRequest(spec=_spec("wide", resources, 60), owner="ada")).job.num
     rig.turn()
-    scaling_step(rig.platform)
-    assert far.wanted[-1] == (GangShape(4, size, size),)
-    far.nodes = tuple(replace(node, closed="") for node in far.nodes)
+    scaling_step(rig.platform, rig.clock.now())
+    assert far.wanted[-1] == [(4, size)]
+    far.nodes = tuple(replace(node, closed="", future=False) for node in far.nodes)
     rig.turn()
     assert len(rig.job(num).nodes) == 4
+
+
+def test_a_pool_above_its_bound_lets_jobs_save_and_leave_and_no_job_lose_work(rig: Rig) -> None:
+    far = FarExecutor()
+    far.nodes = tuple(replace(FAR, id=f"far-{n}") for n in (1, 2, 3))
+    object.__setattr__(rig.platform, "executor", far)
+    object.__setattr__(rig, "executor", far)
+    whole = {"nodes": 1, "slots_per_node": 4}
+    nums = []
+    for name in ("saves", "saves-not"):
+        one = rig.client.submit(SubmitRequest(spec=_spec(name, whole, 50), owner="ada")).job
+        assert one is not None
+        nums.append(one.num)
+    rig.turn()
+    saves, other = (rig.supervisor(num) for num in nums)
+    for supervisor in (saves, other):
+        supervisor.ready()
+        supervisor.started()
+    saves.sync(wire.RestoredReport(seq=saves.next_seq(), generation=0))
+    scaling_step(rig.platform, rig.clock.advance(10))
+    far.policy = replace(far.policy, max_nodes=1)
+    scaling_step(rig.platform, rig.clock.advance(1000))
+    view = rig.job(nums[0])
+    assert (view.state, view.reason.code) == ("stopping", "node_drained")
+    assert "the pool may have 1 nodes" in view.reason.message
+    assert rig.job(nums[1]).state == "running"
+    assert saves.sync().orders.action == "stop"
+    found = rig.client.pool_scaling("far")
+    assert [one.kind for one in reversed(found.decisions)] == ["released", "drained"]
+    assert rig.client.node(found.draining[0]).state == "drained"
+    far.policy = replace(far.policy, max_nodes=8)
+    scaling_step(rig.platform, rig.clock.advance(10))
+    assert rig.client.node(found.draining[0]).state == "open"
+    rig.check_log(nums[0])
+
+
+def test_a_pool_that_cannot_grow_refuses_the_section(rig: Rig) -> None:
+    nodes = [{"name": "a", "slots": 4}]
+    scaling = {"max": 4, "node": {"slots": 4}}
+    file = {"schema": 1, "pools": [{"name": "here", "nodes": nodes, "scaling": scaling}]}
+    with pytest.raises(SpecInvalid, match="executor local cannot add nodes"):
+        rig.client.apply_pools(file)
 
 
 def _spec(name: str, resources: dict, priority: int) -> dict:

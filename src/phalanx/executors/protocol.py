@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from phalanx.core.contract.pods import PodContract
 from phalanx.core.gang.devices import DeviceState
-from phalanx.core.gang.placement import GangShape, Node, Placement
+from phalanx.core.gang.placement import Node, Placement
 from phalanx.core.reasons import Cause
+from phalanx.core.scaling.model import PoolDemand, ScalingPolicy
 from phalanx.errors import Problem
+from phalanx.schemas.pools.scaling import ScalingSection
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import ExitRecord
 
@@ -131,12 +133,22 @@ class DeviceReporter(Protocol):
 class ScalableExecutor(Protocol):
     """An executor with a pool that can grow, because its cluster has an autoscaler."""
 
-    @property
-    def pools(self) -> Sequence[str]:
-        """Pools that can grow."""
+    def scaling_policies(self) -> Mapping[str, ScalingPolicy]:
+        """The policies of the pools that can grow; may be empty."""
 
-    def want(self, pool: str, gangs: Sequence[GangShape]) -> None:
-        """Request room for these gangs together, those that run included, and no more.
+    def request(self, pool: str, demand: PoolDemand) -> Mapping[int, str]:
+        """Make what is requested from the autoscaler exactly this; returns why gangs were refused.
 
-        No gangs withdraw the request. Raises ExecutorUnavailable.
+        Nodes are requested for all of a gang or not at all. Raises ExecutorUnavailable.
         """
+
+    def growth(self, pool: str, jobs: Sequence[int]) -> Mapping[int, str]:
+        """What the autoscaler says about the nodes for these gangs; nothing where it is silent."""
+
+
+@runtime_checkable
+class AdjustableExecutor(Protocol):
+    """An executor of a pool with bounds that may change while it is in use."""
+
+    def set_scaling(self, scaling: ScalingSection | None) -> None:
+        """Use another section `scaling` of the pool from now on."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from phalanx.core.contract.pods import PodContract
 from phalanx.core.gang.devices import DeviceState
-from phalanx.core.gang.placement import GangShape, Node, Placement
+from phalanx.core.gang.placement import Node, Placement
+from phalanx.core.scaling.model import PoolDemand, ScalingPolicy
 from phalanx.errors import ExecutorUnavailable, LaunchError, Problem
 from phalanx.executors.protocol import (
+    AdjustableExecutor,
     ClosableExecutor,
     DeviceReporter,
     Executor,
@@ -20,6 +23,7 @@ from phalanx.executors.protocol import (
     SupervisorRef,
     SupervisorStatus,
 )
+from phalanx.schemas.pools.scaling import ScalingSection
 from phalanx.schemas.wire.assignments import Assignment
 
 _LOG = logging.getLogger(__name__)
@@ -36,11 +40,6 @@ class RoutedExecutor:
         self._last: dict[str, tuple[Node, ...]] = {}
         self._troubled: set[str] = set()
 
-    @property
-    def pools(self) -> Sequence[str]:
-        """See `ScalableExecutor`."""
-        return [name for name, one in self._pools.items() if isinstance(one, ScalableExecutor)]
-
     def add(self, name: str, executor: Executor) -> None:
         """Add a pool."""
         self._pools = {**self._pools, name: executor}
@@ -48,6 +47,9 @@ class RoutedExecutor:
     def drop(self, name: str) -> None:
         """Remove a pool, and end the connections to its cluster. What runs there continues."""
         gone: object = self._pools.get(name)
+        if isinstance(gone, ScalableExecutor) and name in gone.scaling_policies():
+            with contextlib.suppress(ExecutorUnavailable):
+                gone.request(name, PoolDemand())
         self._pools = {key: one for key, one in self._pools.items() if key != name}
         self._last.pop(name, None)
         if isinstance(gone, ClosableExecutor):
@@ -120,11 +122,32 @@ class RoutedExecutor:
                 found |= {ref: SupervisorStatus(ref, True, None, error.message) for ref in asked}
         return [found[ref] for ref in refs]
 
-    def want(self, pool: str, gangs: Sequence[GangShape]) -> None:
+    def scaling_policies(self) -> Mapping[str, ScalingPolicy]:
+        """See `ScalableExecutor`."""
+        return {
+            name: policy
+            for executor in self._pools.values()
+            if isinstance(executor, ScalableExecutor)
+            for name, policy in executor.scaling_policies().items()
+        }
+
+    def request(self, pool: str, demand: PoolDemand) -> Mapping[int, str]:
         """See `ScalableExecutor`."""
         executor: object = self._pools.get(pool)
-        if isinstance(executor, ScalableExecutor):
-            executor.want(pool, gangs)
+        if pool in self._troubled:
+            raise ExecutorUnavailable("its nodes are not known at present")
+        return executor.request(pool, demand) if isinstance(executor, ScalableExecutor) else {}
+
+    def growth(self, pool: str, jobs: Sequence[int]) -> Mapping[int, str]:
+        """See `ScalableExecutor`."""
+        executor: object = self._pools.get(pool)
+        return executor.growth(pool, jobs) if isinstance(executor, ScalableExecutor) else {}
+
+    def set_scaling(self, name: str, scaling: ScalingSection | None) -> None:
+        """Use another section `scaling` of a pool from now on."""
+        executor: object = self._pools.get(name)
+        if isinstance(executor, AdjustableExecutor):
+            executor.set_scaling(scaling)
 
     def _of(self, pool: str) -> Executor:
         executor = self._pools.get(pool, self._shared)

@@ -27,6 +27,7 @@ from phalanx.schemas.api.pools import (
     DrainRequest,
     DrainResponse,
     NodeView,
+    PoolScalingView,
     PoolView,
     ProjectView,
     QuotaList,
@@ -149,6 +150,10 @@ class PhalanxClient(JobCalls):
     def pool(self, name: str) -> PoolView:
         """One pool with its part of the pool file. Raises NotFound."""
         return self._get(f"{V1}/pools/{name}", PoolView)
+
+    def pool_scaling(self, name: str) -> PoolScalingView:
+        """How a pool grows and shrinks: bounds, open requests, decisions. Raises NotFound."""
+        return self._get(f"{V1}/pools/{name}/scaling", PoolScalingView)
 
     def apply_pools(self, file: Mapping[str, Any]) -> ApplyResponse:
         """Add or replace the pools of a pool file. Raises SpecInvalid, Conflict."""

@@ -269,6 +269,9 @@ class LoopSettings(SettingsGroup):
     draining_tick_s: float = Field(
         default=1.0, gt=0, description="Nodes that their cluster is going to remove."
     )
+    scaling_tick_s: float = Field(
+        default=5.0, gt=0, description="Nodes that pools ask their clusters for, and release."
+    )
     hanging_after_s: float = Field(
         default=300.0,
         gt=0,

@@ -50,7 +50,7 @@ class HomeClusters:
             self._connect(pool)
 
     def connect(self, pool: ClusterPool) -> ClusterChange:
-        """See `Clusters`. A changed entry of a connected cluster takes effect at the next start."""
+        """See `Clusters`. Only `scaling` of a connected cluster changes before the next start."""
         with self._lock:
             return self._connected(pool)
 
@@ -62,6 +62,9 @@ class HomeClusters:
                 self._routed.drop(name)
             for name in stored.keys() - self._known.keys():
                 self._connect(stored[name])
+            for name in stored.keys() & self._known.keys():
+                if stored[name].scaling != self._known[name].scaling:
+                    self._routed.set_scaling(name, stored[name].scaling)
             self._known = stored
 
     def _connected(self, pool: ClusterPool) -> ClusterChange:
@@ -77,6 +80,9 @@ class HomeClusters:
         self._known[pool.name] = pool
         if before is None:
             return ClusterChange(ChangeView(name=pool.name, outcome="created"))
+        self._routed.set_scaling(pool.name, pool.scaling)
+        if pool == before.model_copy(update={"scaling": pool.scaling}):
+            return ClusterChange(ChangeView(name=pool.name, outcome="changed"))
         warning = f"pool {pool.name} stays as it is until the next start of the control plane"
         return ClusterChange(ChangeView(name=pool.name, outcome="changed"), warning)
 

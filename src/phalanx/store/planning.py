@@ -1,4 +1,4 @@
-"""Planner state that must survive a crash: reservations, past usage of projects, the chosen policy."""
+"""Planner state that must survive a crash: reservations, usage, the chosen policy, scaling of pools."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sqlalchemy import bindparam, select
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.gang.placement import Placement
+from phalanx.core.scaling.model import PoolScaling
 from phalanx.core.scheduling.model.planner_state import Reservation, Usage
 from phalanx.store.database import Tx, columns_of, read
 from phalanx.store.tables import facts, project_usage, reservations
@@ -24,6 +25,8 @@ _DELETE_USAGE = project_usage.delete().where(
     project_usage.c.project.in_(bindparam("_projects", expanding=True))
 )
 _INSERT_USAGE = project_usage.insert()
+_SCALING = "scaling"
+_STORED_SCALING = select(facts.c.value).where(facts.c.name == _SCALING)
 _STORED_POLICY = select(facts.c.value).where(facts.c.name == _POLICY)
 
 
@@ -109,6 +112,21 @@ def remove_policy(tx: Tx) -> None:
     """Forget the policy that was set."""
     audit.describe(tx, "policy", _name_of(stored_policy(tx)), None)
     tx.conn.execute(facts.delete().where(facts.c.name == _POLICY))
+
+
+def scaling_states(tx: Tx) -> dict[str, PoolScaling]:
+    """Read the scaling state of every pool that its cluster's autoscaler grows."""
+    value = tx.conn.execute(_STORED_SCALING).scalar_one_or_none()
+    if value is None:
+        return {}
+    return {name: decode(PoolScaling, one) for name, one in json.loads(value).items()}
+
+
+def put_scaling_states(tx: Tx, found: Mapping[str, PoolScaling]) -> None:
+    """Replace the scaling state of all pools. Each is bounded: it keeps its newest decisions."""
+    text = json.dumps({name: encode(one) for name, one in sorted(found.items())})
+    tx.conn.execute(facts.delete().where(facts.c.name == _SCALING))
+    tx.conn.execute(facts.insert(), {"name": _SCALING, "value": text})
 
 
 def _name_of(one: StoredPolicy | None) -> str | None:

@@ -7,13 +7,16 @@ import yaml
 
 from e2e.kubernetes.test_kubernetes_contract import KubernetesRig, start_slice
 from phalanx.core.contract.pods import PodContract, VolumeMount
+from phalanx.core.scaling.model import NodeWish, PoolDemand, WantedGang
 from phalanx.executors.kubernetes import executor as executor_module
 from phalanx.executors.kubernetes.client import KubernetesClient
 from phalanx.executors.kubernetes.credentials import from_kubeconfig
 from phalanx.executors.kubernetes.executor import KubernetesExecutor
 from phalanx.executors.kubernetes.notes import PodNotes
 from phalanx.schemas.home import HomeLayout
+from phalanx.schemas.pools.scaling import KubernetesScalingSection
 from phalanx.testing.executors import ref_of
+from phalanx.testing.kubernetes.autoscaler import GROUP, REQUESTS
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -34,6 +37,10 @@ def used(monkeypatch):
 
     def note(path, verb):
         words = path.removeprefix("/api/v1/").split("/")
+        if words[:2] == ["", "apis"]:
+            words = words[4:]
+        if not words:
+            return  # which kinds there are: everybody may ask
         role = "Role" if words[0] == "namespaces" else "ClusterRole"
         words = words[2:] if role == "Role" else words
         if verb == "GET":
@@ -51,6 +58,27 @@ def used(monkeypatch):
 
     monkeypatch.setattr(executor_module, "KubernetesClient", Recording)
     return found
+
+
+def ask_for_nodes(rig, access, cluster):
+    """Request nodes in both ways, read what became of it, and withdraw the requests."""
+    cluster.api.groups[GROUP] = (REQUESTS,)
+    gang = WantedGang(7, (NodeWish(1),), 1)
+    for mechanism in ("placeholders", "provisioning_request"):
+        section = {
+            "max": 4,
+            "node": {"slots": 1},
+            "mechanism": mechanism,
+            "namespace": "phalanx-tests",
+        }
+        scaling = KubernetesScalingSection.model_validate(section)
+        pool = rig.pool.model_copy(update={"scaling": scaling, "slot": "cpu"})
+        growing = KubernetesExecutor(rig.home, pool, access, owner="e5f6")
+        assert growing.wait_ready(20)
+        assert growing.request(pool.name, PoolDemand((gang,))) == {}
+        growing.growth(pool.name, [7])
+        growing.request(pool.name, PoolDemand())
+        growing.close()
 
 
 def test_the_rights_are_those_that_are_used(used, cluster, tmp_path):
@@ -74,6 +102,7 @@ def test_the_rights_are_those_that_are_used(used, cluster, tmp_path):
     assert single.wait_ready(20)
     wait_until(lambda: ("pods", "watch") in used["Role"], "a watch of one namespace")
     single.close()
+    ask_for_nodes(rig, access, cluster)
     claim = PodContract(mounts=(VolumeMount("pvc", "data", "/data"),))
     assert "no claim" in str(rig.executor.refusals("kube", "tests", claim, 1)[0])
     slice_refs = start_slice(rig)

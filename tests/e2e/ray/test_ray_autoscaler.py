@@ -1,4 +1,4 @@
-"""What Ray's autoscaler is asked for: room for the gang that is next, and for no other."""
+"""What Ray's autoscaler is asked for: room for whole gangs within the bound of the pool."""
 
 import json
 import subprocess
@@ -50,27 +50,29 @@ class Requests:
         self.process.stdout.close()
 
 
-def test_the_next_gang_and_no_other_is_asked_for(tmp_path):
+def test_whole_gangs_within_the_bound_are_asked_for(tmp_path):
     raylets = Raylets()
-    platform = RayPlatform(
-        tmp_path, raylets, scale={"max_nodes": 4, "slots": 1, "cpus": 1, "slot": "slot"}
-    )
+    scaling = {"max": 4, "node": {"slots": 1}, "cool_down": {"up": "100ms"}, "idle_after": "100ms"}
+    platform = RayPlatform(tmp_path, raylets, slot="slot", scaling=scaling)
     try:
         platform.up()
-        platform.wait_nodes(4)  # none is there, four could be
         requests = Requests(raylets.address)
         assert requests.now() == []
         job = {"framework": "none", "run": "sleep 600", "pool": "ray"}
         two = platform.submit({**job, "resources": {"nodes": 2}, "priority": 90})
         three = platform.submit({**job, "resources": {"nodes": 3}, "priority": 10})
+        # Only two nodes are left below the bound.
         bundle = {"slot": 1.0, "CPU": 1.0}
         wait_until(lambda: requests.now() == [bundle] * 2, "the first request")
         assert platform.show(three).state == "queued"
         for _ in range(2):  # what the autoscaler does then
             raylets.add(1)
         platform.wait_state(two, "running")
-        # Now the other one is next: its three nodes beside the two that are in use.
-        wait_until(lambda: requests.now() == [bundle] * 5, "the second request")
+        wait_until(lambda: requests.now() == [], "the end of the first request")
+        last = platform.submit({**job, "resources": {"nodes": 2}, "priority": 10})
+        # Its two nodes beside the two that are in use.
+        wait_until(lambda: requests.now() == [bundle] * 4, "the second request")
+        platform.run("stop", last)
         platform.run("stop", three)
         wait_until(lambda: requests.now() == [], "the end of it")
         assert platform.show(two).state == "running"

@@ -13,6 +13,7 @@ import pytest
 
 from phalanx.core.contract.gang import GangContract, RolePlace, WorldShape
 from phalanx.core.contract.job import JobIdentity, RankCommand, RoleContract
+from phalanx.core.scaling.model import NodeWish
 from phalanx.errors import SpecInvalid
 from phalanx.executors.node_files import CodeSource, CodeUnavailable, NodeFiles
 from phalanx.executors.outbound import outbound
@@ -235,11 +236,18 @@ def test_why_nothing_may_start(changes, closed):
 
 
 def test_nodes_that_could_come_count_and_take_nothing():
-    scale = {"max_nodes": 3, "slots": 8, "cpus": 16}
-    inventory = RayInventory(pool(scale=scale))
+    scaling = {"max": 3, "node": {"slots": 8, "cpus": 16}}
+    inventory = RayInventory(pool(scaling=scaling))
     nodes = inventory.read([seen()])
-    assert [bool(node.closed) for node in nodes] == [False, True, True]
-    assert inventory.asked(4) == {"GPU": 4.0, "CPU": 8.0}
+    assert [(bool(node.closed), node.future) for node in nodes] == [
+        (False, False),
+        (True, True),
+        (True, True),
+    ]
+    assert nodes[2].slot_type == nodes[0].slot_type
+    assert inventory.asked(NodeWish(4)) == {"GPU": 4.0, "CPU": 8.0}
+    assert inventory.asked(NodeWish(4, cpus=3)) == {"GPU": 4.0, "CPU": 3.0}
+    assert inventory.whole(nodes[0].id) == {"GPU": float(nodes[0].num_slots)}
 
 
 # -- code on a node ------------------------------------------------------------------------------

@@ -104,7 +104,6 @@ def test_storing_what_a_plan_starts_adds_nothing_to_the_pause(
         return Step((1,), (), None)
 
     monkeypatch.setattr(steps, "scheduling_step", slow)
-    monkeypatch.setattr(steps, "scaling_step", lambda platform: None)
     planner = steps._Scheduling(here, None)  # type: ignore[arg-type]
     planner.step(clock.now())
     assert planner.pause_s(10.0) == pytest.approx(0.4)

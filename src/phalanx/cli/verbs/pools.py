@@ -1,4 +1,4 @@
-"""Verbs on pools and on projects: list, apply, show, rm; and on the scheduler's policy."""
+"""Verbs on pools and on projects: list, apply, show, scaling, rm; and on the scheduler's policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.cli.terminal.options import AsJson
 from phalanx.cli.terminal.output import holders
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.pools import ApplyResponse, SchedulerPolicyView
+    from phalanx.schemas.api.pools import ApplyResponse, PoolScalingView, SchedulerPolicyView
     from phalanx.sdk import PhalanxClient
 
 PoolName = Annotated[str, typer.Argument(metavar="POOL", help="Name of the pool.")]
@@ -32,6 +32,7 @@ _POOL_COLUMNS: dict[str, Callable[[Any], Any]] = {
     "WAITING": lambda one: one.num_waiting or None,
     "JOBS": lambda one: holders(one.jobs),
 }
+_SHOWN_DECISIONS = 10
 _PROJECT_COLUMNS: dict[str, Callable[[Any], Any]] = {
     "PROJECT": lambda one: one.name,
     "HELD": lambda one: one.held_slots,
@@ -74,7 +75,7 @@ def list_projects(ctx: typer.Context, json: AsJson = False) -> None:
     )
 
 
-pools_app = group("pools", "Pools of nodes: list, apply, show, rm.", list_pools)
+pools_app = group("pools", "Pools of nodes: list, apply, show, scaling, rm.", list_pools)
 projects_app = group("projects", "Projects, the tenants: list, apply, show, rm.", list_projects)
 
 
@@ -129,6 +130,7 @@ def show_pool(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> None:
             ("price", f"{view.price:g} USD per slot and hour" if view.price else None),
             ("spot", "yes" if view.spot else None),
             ("closed", view.num_closed or None),
+            ("may grow", f"by {view.num_future} nodes" if view.num_future else None),
             ("waiting", view.num_waiting or None),
             ("jobs", holders(view.jobs)),
             ("from", "a pool file" if view.applied_at else "the machine itself"),
@@ -138,6 +140,49 @@ def show_pool(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> None:
         where = " ".join(f"{level}={name}" for level, name in node.topology.items())
         state = "" if node.state == "open" else f"  {node.state}: {node.reason}"
         print(f"  {node.id}  {node.num_free}/{node.num_slots} free  {where}{state}")
+
+
+@pools_app.command("scaling")
+def show_scaling(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> None:
+    """Show how a pool grows and shrinks: bounds, open requests for nodes, and the latest decisions."""
+    with connected(ctx) as client:
+        view = client.pool_scaling(pool)
+    if json:
+        output.as_json(view)
+        return
+    bounds = f"{view.min_nodes} to {view.max_nodes} nodes"
+    bounds += f", {view.max_slots} slots at most" if view.max_slots is not None else ""
+    output.facts(
+        [
+            ("pool", view.pool),
+            ("bounds", bounds),
+            ("nodes", f"{view.num_nodes} there, {view.num_requested} requested"),
+            ("budget", _budget(view)),
+            ("spent today", f"{view.spent_today:.2f} USD" if view.spent_today else None),
+            ("released", ", ".join(view.released)),
+            ("draining", ", ".join(view.draining)),
+            *(("limit", one) for one in view.limits),
+        ]
+    )
+    for one in view.requests:
+        gang = f"{one.num_new} new nodes of {one.num_nodes}"
+        name = "the pool's minimum" if one.job is None else f"j-{one.job}"
+        print(f"  asked for {gang} for {name} at {output.moment(one.asked_at)}")
+    for failed in view.failed:
+        name = "the pool's minimum" if failed.job is None else f"j-{failed.job}"
+        said = f": {failed.text}" if failed.text else ""
+        print(f"  failed for {name}, asked for again after {output.moment(failed.until)}{said}")
+    for decision in view.decisions[:_SHOWN_DECISIONS]:
+        print(f"  {output.moment(decision.at)}  {decision.kind}: {decision.text}")
+
+
+def _budget(view: PoolScalingView) -> str | None:
+    said = []
+    if view.per_hour is not None:
+        said.append(f"{view.per_hour:.2f} USD an hour")
+    if view.per_day is not None:
+        said.append(f"{view.per_day:.2f} USD a day")
+    return ", ".join(said) or None
 
 
 @projects_app.command("show")

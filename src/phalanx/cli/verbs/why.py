@@ -36,6 +36,8 @@ def why(ctx: typer.Context, job: JobName, json: AsJson = False) -> None:
     print(f"{found.label} is {found.state}: {found.reason.message or found.reason.code}")
     if found.trial:
         print(f"  {found.trial}")
+    if found.growth:
+        print(f"  {found.growth}")
     for one in view.waits_for:
         print(f"  {one.label} ({one.kind}) is {one.state}")
     waits = [_wait(one) for one in found.waits if one.text]

@@ -39,6 +39,7 @@ class Node:
     devices: tuple[str, ...] = ()  # identity of the device behind each slot; empty: CPU slots
     device_kind: str = ""  # cuda or rocm; empty: no devices of the machine are known
     closed_slots: tuple[tuple[int, str], ...] = ()  # (slot, reason) of slots that are not offered
+    future: bool = False  # not there: the cluster's autoscaler could add it
 
     @property
     def planned_device_memory_bytes(self) -> int:

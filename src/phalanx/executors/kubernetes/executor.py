@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pydantic import ValidationError
@@ -11,6 +12,8 @@ from pydantic import ValidationError
 from phalanx.core.contract.pods import PodContract
 from phalanx.core.gang.placement import Node, NodeShare, Placement
 from phalanx.core.reasons import Cause
+from phalanx.core.scaling.future import future_nodes
+from phalanx.core.scaling.model import PoolDemand, ScalingPolicy
 from phalanx.errors import ExecutorUnavailable, LaunchError, Problem
 from phalanx.executors.kubernetes import deaths, tpu
 from phalanx.executors.kubernetes.admission import PodAdmission
@@ -25,6 +28,7 @@ from phalanx.executors.kubernetes.inventory import (
     OWNER_LABEL,
     KnownNode,
     PodParts,
+    future_pattern,
     nodes_of,
     slot_resource,
 )
@@ -32,9 +36,11 @@ from phalanx.executors.kubernetes.launching import PodLauncher, delete
 from phalanx.executors.kubernetes.manifests import FINALIZER, AttemptNames, PodPlace
 from phalanx.executors.kubernetes.notes import PodNote, PodNotes
 from phalanx.executors.kubernetes.reflector import Reflector
+from phalanx.executors.kubernetes.scaling.requests import NodeRequests
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.kubernetes_pools import PROJECT, KubernetesPool
+from phalanx.schemas.pools.scaling import ScalingSection
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import ExitRecord
 
@@ -65,6 +71,7 @@ class KubernetesExecutor:
         self._admission = PodAdmission(pool, self._client, self._nodes)
         self._launcher = PodLauncher(self._client, pool, home, owner, self._pods)
         self._silence = deaths.NodeSilence(time.monotonic)
+        self._requests = NodeRequests(self._client, pool, owner)
         self._since: dict[str, float] = {}  # when a pod that has not begun was first looked at
 
     def wait_ready(self, timeout_s: float) -> bool:
@@ -76,9 +83,43 @@ class KubernetesExecutor:
         changes = (self._nodes.num_changes, self._pods.num_changes)  # before they are read
         nodes, pods = self._nodes.read(), self._pods.read()
         if changes != self._seen:
-            self._last = nodes_of(self._pool, nodes, pods, self._owner, self._known)
+            present = nodes_of(self._pool, nodes, pods, self._owner, self._known)
+            self._last = (*present, *self._future(present))
             self._seen = changes
         return self._last
+
+    def _future(self, present: Sequence[Node]) -> tuple[Node, ...]:
+        """Nodes that the cluster's autoscaler could add."""
+        scaling = self._pool.scaling
+        if scaling is None:
+            return ()
+        pattern = future_pattern(self._pool, scaling.node)
+        return future_nodes(scaling.to_core(), pattern, present, levels=self._pool.topology)
+
+    # -- the autoscaler ----------------------------------------------------------------------------
+
+    def scaling_policies(self) -> Mapping[str, ScalingPolicy]:
+        """See `ScalableExecutor`."""
+        scaling = self._pool.scaling
+        return {} if scaling is None else {self._pool.name: scaling.to_core()}
+
+    def request(self, pool: str, demand: PoolDemand) -> Mapping[int, str]:
+        """See `ScalableExecutor`."""
+        names = tuple(node.removeprefix(f"{self._pool.name}-") for node in demand.keep)
+        return self._requests.make(replace(demand, keep=names))
+
+    def growth(self, pool: str, jobs: Sequence[int]) -> Mapping[int, str]:
+        """See `ScalableExecutor`."""
+        return self._requests.said(jobs)
+
+    def set_scaling(self, scaling: ScalingSection | None) -> None:
+        """See `AdjustableExecutor`. What was requested under the earlier section is withdrawn."""
+        if self._pool.scaling is not None:
+            with contextlib.suppress(ExecutorUnavailable):
+                self._requests.make(PoolDemand())
+        self._pool = self._pool.model_copy(update={"scaling": scaling})
+        self._requests = NodeRequests(self._client, self._pool, self._owner)
+        self._seen = (-1, -1)
 
     def close(self) -> None:
         """End the connections. Pods in the cluster continue."""
@@ -113,6 +154,8 @@ class KubernetesExecutor:
             self._pool, self._owner, facts.job.project, facts.job.num, facts.attempt
         )
         places = self._tpu_places(names, gang, [self._place(one) for one in placement.shares])
+        if self._pool.scaling is not None:
+            self._requests.drop(facts.job.num)
         self._launcher.launch(names, gang, places)
 
     def start(self, node: Node, assignment: Assignment) -> None:

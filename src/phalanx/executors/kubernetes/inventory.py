@@ -13,6 +13,7 @@ from phalanx.core.gang.placement import Node
 from phalanx.executors.kubernetes import tpu
 from phalanx.executors.kubernetes.quantities import amounts, requested
 from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
+from phalanx.schemas.pools.scaling import NewNode
 from phalanx.schemas.pools.traits import DEFAULT_HAZARD, NodeTraits, TraitValues
 
 OWNER_LABEL = "phalanx.dev/owner"
@@ -201,6 +202,22 @@ def _node(
         taints=tuple(sorted({*node.taints, *(_untolerated(pool, taints))})),
         labels=tuple(sorted({**named, **dict(node.labels)}.items())),
     )
+
+
+def future_pattern(pool: KubernetesPool, new: NewNode) -> Node:
+    """A node as the cluster's autoscaler adds it; present nodes tell the rest."""
+    traits = TraitValues.of(pool, NodeTraits())
+    node = Node(
+        id="",
+        pool=pool.name,
+        address="",
+        num_slots=new.slots,
+        num_cpus=new.cpus,
+        memory_bytes=new.memory or traits.memory or 0,
+    )
+    node = traits.on(node)
+    labels = {**pool.node_selector, **dict(node.labels)} | dict([CONTAINERS_LABEL])
+    return replace(node, labels=tuple(sorted(labels.items())))
 
 
 def _slot_type(labels: Mapping[str, str], slot: str) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from phalanx import __version__
-from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import Node, NodeShare, Placement
+from phalanx.core.scaling.model import PoolDemand, ScalingPolicy
 from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.outbound import outbound
 from phalanx.executors.protocol import OutputSize, SupervisorRef, SupervisorStatus
@@ -22,6 +23,7 @@ from phalanx.executors.ray.inventory import RayInventory
 from phalanx.launch.files import write_file
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.schemas.pools.scaling import ScalingSection
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import ExitRecord
 
@@ -50,7 +52,7 @@ class RayExecutor:
         self._gone: set[SupervisorRef] = set()
         self._beginning: dict[SupervisorRef, Future[dict[str, Any]]] = {}
         self._threads = ThreadPoolExecutor(_STARTS_AT_ONCE, thread_name_prefix="ray-start")
-        self._wanted: tuple[GangShape, ...] = ()
+        self._wanted: list[dict[str, float]] = []
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Whether the cluster answers within this time."""
@@ -179,26 +181,34 @@ class RayExecutor:
 
     # -- the autoscaler ----------------------------------------------------------------------------
 
-    @property
-    def pools(self) -> Sequence[str]:
+    def scaling_policies(self) -> Mapping[str, ScalingPolicy]:
         """See `ScalableExecutor`."""
-        return () if self._pool.scale is None else (self._pool.name,)
+        scaling = self._inventory.policy
+        return {} if scaling is None else {self._pool.name: scaling.to_core()}
 
-    def want(self, pool: str, gangs: Sequence[GangShape]) -> None:
-        """See `ScalableExecutor`."""
-        wanted = tuple(gangs)
-        if wanted == self._wanted:
-            return
-        bundles = [
-            self._inventory.asked(gang.slots_per_node) for gang in wanted for _ in range(gang.nodes)
-        ]
-        self._driver.ask("demand", bundles=bundles)
-        self._wanted = wanted
+    def set_scaling(self, scaling: ScalingSection | None) -> None:
+        """Use another section `scaling` of the pool from now on."""
+        self._inventory.policy = scaling
+
+    def request(self, pool: str, demand: PoolDemand) -> Mapping[int, str]:
+        """See `ScalableExecutor`. Ray takes one request for all that is to fit at the same time."""
+        wanted = [one for gang in demand.gangs for one in gang.nodes]
+        keep = [self._inventory.whole(node) for node in demand.keep]
+        held = [self._inventory.asked(one) for one in demand.held] if wanted or keep else []
+        bundles = [*held, *keep, *(self._inventory.asked(one) for one in wanted)]
+        if bundles != self._wanted:
+            self._driver.ask("demand", bundles=bundles)
+            self._wanted = bundles
+        return {}
+
+    def growth(self, pool: str, jobs: Sequence[int]) -> Mapping[int, str]:
+        """See `ScalableExecutor`. Ray's autoscaler gives no reasons to its drivers."""
+        return {}
 
     def close(self) -> None:
         """End the driver. Supervisors in the cluster continue."""
         with contextlib.suppress(ExecutorUnavailable):
-            self.want(self._pool.name, ())
+            self.request(self._pool.name, PoolDemand())
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._driver.close()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from phalanx.core.gang.placement import Node
 from phalanx.core.residency import LABEL
+from phalanx.core.scaling.future import future_nodes
+from phalanx.core.scaling.model import NodeWish
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.schemas.pools.traits import NodeTraits, TraitValues, traits_of_labels
 
@@ -37,6 +39,7 @@ class RayInventory:
 
     def __init__(self, pool: RayPool) -> None:
         self._pool = pool
+        self.policy = pool.scaling  # may be replaced while it is in use
         self._known: dict[str, RayNode] = {}
 
     def known(self, node_id: str) -> RayNode | None:
@@ -51,7 +54,8 @@ class RayInventory:
             if known is not None:
                 nodes.append(known)
         self._known |= {known.node.id: known for known in nodes}
-        return (*(known.node for known in nodes), *self._possible(len(nodes)))
+        present = [known.node for known in nodes]
+        return (*present, *self._possible(present))
 
     def _translate(self, one: Mapping[str, Any]) -> RayNode | None:
         resources: Mapping[str, float] = one["resources"]
@@ -95,26 +99,22 @@ class RayInventory:
             return self._pool.slot
         return next((name for name in ("GPU", "slot", "CPU") if name in resources), "CPU")
 
-    def _possible(self, num_there: int) -> tuple[Node, ...]:
-        """Nodes that the autoscaler could add: closed, so that nothing is placed on them."""
-        scale = self._pool.scale
-        if scale is None:
+    def _possible(self, present: Sequence[Node]) -> tuple[Node, ...]:
+        """Nodes that the autoscaler could add."""
+        scaling = self.policy
+        if scaling is None:
             return ()
         traits = TraitValues.of(self._pool, NodeTraits())
-        pattern = traits.on(
-            Node(
-                id="",
-                pool=self._pool.name,
-                address="",
-                num_slots=scale.slots,
-                num_cpus=scale.cpus,
-                memory_bytes=traits.memory or 0,
-                closed="not started yet: Ray's autoscaler adds nodes for the next job",
-            )
+        pattern = Node(
+            id="",
+            pool=self._pool.name,
+            address="",
+            num_slots=scaling.node.slots,
+            num_cpus=scaling.node.cpus,
+            memory_bytes=scaling.node.memory or traits.memory or 0,
         )
-        return tuple(
-            replace(pattern, id=f"{self._pool.name}-future-{number}")
-            for number in range(max(0, scale.max_nodes - num_there))
+        return future_nodes(
+            scaling.to_core(), traits.on(pattern), present, levels=self._pool.topology
         )
 
     def bundle(self, known: RayNode, num_slots: int, cpus: int) -> dict[str, float]:
@@ -128,13 +128,21 @@ class RayInventory:
         bundle = {known.slot: float(num_slots)}
         return {**bundle, "CPU": float(part)} if part > 0 else bundle
 
-    def asked(self, num_slots: int) -> dict[str, float]:
-        """The bundle of `num_slots` slots on a node that the autoscaler has yet to add."""
-        scale = self._pool.scale
-        slot = self._pool.slot or (scale.slot if scale is not None else "CPU")
-        bundle = {slot: float(num_slots)}
-        if slot != "CPU" and scale is not None:
-            bundle["CPU"] = float(scale.cpus * num_slots // max(1, scale.slots))
+    def whole(self, node_id: str) -> dict[str, float]:
+        """The bundle of all slots of a node."""
+        known = self._known.get(node_id)
+        return {} if known is None else {known.slot: float(known.node.num_slots)}
+
+    def asked(self, wish: NodeWish) -> dict[str, float]:
+        """The bundle of a share of a gang on a node that the autoscaler has yet to add."""
+        slot = self._pool.slot or "GPU"
+        if not wish.slots:
+            return {"CPU": float(max(1, wish.cpus))}
+        bundle = {slot: float(wish.slots)}
+        if slot != "CPU" and self.policy is not None:
+            node = self.policy.node
+            part = node.cpus * wish.slots // max(1, node.slots)
+            bundle["CPU"] = float(wish.cpus or part)
         return bundle
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -27,8 +28,64 @@ class PoolView(ResponseBody):
     price: float | None = None  # US dollars for the dearest slot and hour
     spot: bool = False
     num_waiting: int = 0  # jobs that may run here and wait
+    num_future: int = 0  # nodes that its cluster's autoscaler could add
     applied_at: At | None = None  # None: the machine itself, from no pool file
     spec: dict[str, Any] | None = None  # its part of the pool file, for a single pool
+
+
+class NodeRequestView(ResponseBody):
+    """An open request for the nodes of a whole gang; `job` None: for the least number of the pool."""
+
+    job: int | None
+    num_nodes: int  # nodes of the gang
+    num_new: int  # of them, nodes that were not there when it was made
+    asked_at: At
+
+
+class FailedRequestView(ResponseBody):
+    """A request that failed. The pool does not ask for this gang again before `until`."""
+
+    job: int | None
+    num_nodes: int
+    asked_at: At
+    failed_at: At
+    until: At
+    text: str = ""  # what the cluster's autoscaler said
+
+
+class ScalingDecisionView(ResponseBody):
+    """A decision with its reason.
+
+    `kind`: asked, met, withdrawn, failed or limited, about new nodes; released, drained, returned or kept,
+    about present ones.
+    """
+
+    at: At
+    kind: str
+    text: str
+    num_nodes: int = 0
+    jobs: list[int] = Field(default_factory=list)
+    nodes: list[str] = Field(default_factory=list)
+
+
+class PoolScalingView(ResponseBody):
+    """The scaling of a pool that its cluster's autoscaler grows. Money is in US dollars."""
+
+    pool: str
+    min_nodes: int
+    max_nodes: int
+    max_slots: int | None = None
+    num_nodes: int = 0  # present nodes
+    num_requested: int = 0  # nodes that were requested and are not there yet
+    per_hour: Decimal | None = None  # budget of an hour
+    per_day: Decimal | None = None  # budget of a day, UTC
+    spent_today: Decimal = Decimal(0)
+    requests: list[NodeRequestView] = Field(default_factory=list)
+    failed: list[FailedRequestView] = Field(default_factory=list)
+    released: list[str] = Field(default_factory=list)  # nodes that the autoscaler may remove
+    draining: list[str] = Field(default_factory=list)  # nodes that jobs leave because of a limit
+    limits: list[str] = Field(default_factory=list)  # what keeps the pool from growing now
+    decisions: list[ScalingDecisionView] = Field(default_factory=list)  # the newest first
 
 
 class DeviceUserView(ResponseBody):

@@ -78,6 +78,7 @@ class WhyView(ResponseBody):
     state: str
     reason: ReasonView
     trial: str = ""
+    growth: str = ""  # what became of a request for nodes for it
     position: int | None = None
     num_waiting: int | None = None
     eta_p50_at: At | None = None

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from phalanx.core.contract.pods import VolumeMount
+from phalanx.schemas.pools.scaling import KubernetesScalingSection
 from phalanx.schemas.pools.traits import NodeTraits
 from phalanx.schemas.spec.fields import (
     Duration,
@@ -162,6 +163,18 @@ class KubernetesPool(NodeTraits):
         default=False,
         description="Whether no other pods request slots there, so that only own pods are read.",
     )
+
+    scaling: KubernetesScalingSection | None = optional(
+        "Nodes that the cluster's autoscaler may add."
+    )
+
+    @model_validator(mode="after")
+    def _placeholders_are_seen(self) -> KubernetesPool:
+        if self.scaling is not None and self.slot is None:
+            raise ValueError(
+                "scaling: a pool that grows says what its slots are, such as `slot: nvidia.com/gpu`"
+            )
+        return self
 
     @model_validator(mode="after")
     def _mounts_are_allowed(self) -> KubernetesPool:

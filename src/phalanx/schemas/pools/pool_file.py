@@ -25,6 +25,7 @@ from phalanx.core.gang.placement import Node
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
 from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.schemas.pools.scaling import refuse_scaling
 from phalanx.schemas.pools.traits import NodeTraits, TraitValues
 from phalanx.schemas.spec.document import (
     MAX_PROBLEMS,
@@ -95,6 +96,11 @@ class PoolSpec(NodeTraits):
     nodes: Annotated[list[NodeEntry], Field(min_length=1, max_length=MAX_NODES)] = Field(
         description="Nodes of the pool."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _does_not_scale(cls, data: Any) -> Any:
+        return refuse_scaling(data, "local")
 
     @field_validator("levels")
     @classmethod

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from phalanx.schemas.pools.scaling import ScalingSection
 from phalanx.schemas.pools.traits import NodeTraits
 from phalanx.schemas.spec.fields import (
     MAX_NODES,
@@ -32,7 +33,7 @@ def _address(address: str) -> str:
 
 
 class RayScale(Section):
-    """Nodes that Ray's autoscaler may add, requested for the next gang only."""
+    """Nodes that Ray's autoscaler may add: the older form of `scaling`."""
 
     max_nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] = Field(
         description="Maximum number of nodes, present ones included."
@@ -88,4 +89,23 @@ class RayPool(NodeTraits):
         default_factory=dict,
         description="Ray runtime environment of the nodes' processes: pip, uv, conda, image_uri, …",
     )
-    scale: RayScale | None = optional("Nodes that Ray's autoscaler may add.")
+    scale: RayScale | None = optional("The older form of `scaling`, which it becomes.")
+    scaling: ScalingSection | None = optional("Nodes that Ray's autoscaler may add.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_current_form(cls, data: Any) -> Any:
+        """The data with `scaling` in place of `scale`."""
+        if not isinstance(data, dict) or data.get("scale") is None:
+            return data
+        if data.get("scaling") is not None:
+            raise ValueError("scale is the older form of scaling: give scaling alone")
+        try:
+            scale = RayScale.model_validate(data["scale"])
+        except ValidationError:
+            return data  # what is wrong is said of the field
+        node = {"slots": scale.slots, "cpus": scale.cpus}
+        rest = {key: value for key, value in data.items() if key != "scale"}
+        if rest.get("slot") is None and scale.slot != "GPU":
+            rest["slot"] = scale.slot
+        return {**rest, "scaling": {"max": scale.max_nodes, "node": node}}

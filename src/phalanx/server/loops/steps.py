@@ -100,7 +100,6 @@ class _Scheduling:
             self.plan_s = self.context.clock.monotonic() - began
 
         step = scheduling_step(self.platform, now, self.pause_until, planned)
-        scaling_step(self.platform)
         if step.planned:
             self.pause_until = now + _us_of(min(self.plan_s * _SPARE_FACTOR, _MAX_SPARE_S))
         return step.wake_at
@@ -141,7 +140,7 @@ class _Polling:
 
 
 def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
-    """Clock, scheduler, dispatcher, timers, schedules, studies, polling, draining and retention.
+    """Clock, scheduler, dispatcher, timers, schedules, studies, polling, draining, scaling and retention.
 
     `platform` refuses writes without the lease where there are other replicas.
     """
@@ -152,6 +151,10 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
 
     def drain(now: int) -> int | None:
         draining_step(platform, now)
+        return None
+
+    def scale(now: int) -> int | None:
+        scaling_step(platform, now)
         return None
 
     def spend(now: int) -> int | None:
@@ -173,6 +176,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         ServiceLoop("budgets", spend, (BUDGETS,), _BUDGETS_TICK_S),
         ServiceLoop("polling", _Polling(platform, ticks).step, (LEAVING,), ticks.poll_tick_s),
         ServiceLoop("draining", drain, (), ticks.draining_tick_s),
+        ServiceLoop("scaling", scale, (), ticks.scaling_tick_s),
         _anomaly_loop(context, platform),
         *_retention_loops(context, platform),
     )

@@ -7,7 +7,7 @@ Cardinality is bounded: live jobs only, `MAX_RANKS` ranks in all and `MAX_RANKS_
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -21,6 +21,7 @@ from phalanx.core.cost.anomaly_life import LIVE, CostAnomaly
 from phalanx.core.cost.prices import HOUR_US, NANO
 from phalanx.core.jobs.model import JobState
 from phalanx.core.quotas.usage import QuotaUse
+from phalanx.core.scaling.model import PoolScaling, ScalingPolicy
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Instrument, Kind
 from phalanx.kit.text import job_label
 from phalanx.schemas.api.pools import PoolView
@@ -32,6 +33,7 @@ from phalanx.services.queries import feed, views
 from phalanx.services.queries.feed import Cursors, LiveJob, Present
 from phalanx.services.quotas.usage import slot_types, uses_now
 from phalanx.services.resources import inventory
+from phalanx.services.resources.scaling import scaling_states
 from phalanx.store.database import Tx
 from phalanx.store.retention import deletions
 
@@ -66,6 +68,7 @@ class Exposition:
             types = slot_types(self._platform)
             uses = self._platform.store.view(lambda tx: uses_now(self._platform, tx, types))
             families += _quota_families(uses)
+            families += _scaling_families(scaling_states(self._platform))
             families += _anomaly_families(live_anomalies(self._platform))
             families += _removal_families(*self._platform.store.view(_removals))
         return generate_latest(_Families(families))
@@ -217,6 +220,39 @@ def _pool_families(pools: Sequence[PoolView]) -> Iterator[Metric]:
         slots.add_metric([one.name], one.num_slots)
         free.add_metric([one.name], one.num_free)
     yield from (slots, free)
+
+
+def _scaling_families(
+    found: Mapping[str, tuple[ScalingPolicy, PoolScaling]],
+) -> Iterator[Metric]:
+    """Nodes, open requests, cost and decisions of the pools that their clusters grow."""
+    nodes = GaugeMetricFamily(
+        "phalanx_scaling_nodes", "Nodes of a pool that scales, by state", labels=["pool", "state"]
+    )
+    most = GaugeMetricFamily("phalanx_scaling_max_nodes", "Most nodes of a pool", labels=["pool"])
+    waits = GaugeMetricFamily(
+        "phalanx_scaling_gangs_without_nodes",
+        "Waiting gangs with a failed request for nodes",
+        labels=["pool"],
+    )
+    spent = GaugeMetricFamily(
+        "phalanx_scaling_spent_today_usd", "Cost of the nodes since midnight UTC", labels=["pool"]
+    )
+    decisions = CounterMetricFamily(
+        "phalanx_scaling_decisions", "Decisions about the size of a pool", labels=["pool", "kind"]
+    )
+    for name, (policy, state) in sorted(found.items()):
+        requested = sum(one.gang.num_new for one in state.claims)
+        counts = {"present": len(state.nodes), "requested": requested}
+        counts |= {"released": len(state.released), "draining": len(state.leaving)}
+        for kind, count in counts.items():
+            nodes.add_metric([name, kind], count)
+        most.add_metric([name], policy.max_nodes)
+        waits.add_metric([name], len(state.failed))
+        spent.add_metric([name], state.spent_nano / NANO)
+        for kind, count in state.counts:
+            decisions.add_metric([name, kind], count)
+    yield from (nodes, most, waits, spent, decisions)
 
 
 def _quota_families(uses: Sequence[QuotaUse]) -> Iterator[Metric]:

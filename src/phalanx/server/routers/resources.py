@@ -12,6 +12,7 @@ from phalanx.schemas.api.pools import (
     DrainRequest,
     DrainResponse,
     NodeView,
+    PoolScalingView,
     PoolView,
     ProjectView,
     QuotaList,
@@ -25,6 +26,7 @@ from phalanx.server.strict_requests import ObjectName, SearchText, StrictRoute
 from phalanx.services.planning import policy
 from phalanx.services.quotas.usage import list_quotas
 from phalanx.services.resources import inventory, pools, projects
+from phalanx.services.resources.scaling import show_scaling
 from phalanx.services.resources.stores import list_stores
 
 router = APIRouter(prefix="/api/v1", tags=["resources"], route_class=StrictRoute)
@@ -49,6 +51,12 @@ def get_pool(here: Here, by: By, name: ObjectName) -> PoolView:
     """One pool with its part of the pool file."""
     found = [inventory.show_pool(here.platform, name)]
     return inventory.only_jobs_of(here.platform, by.projects(Permission.JOBS_READ), found)[0]
+
+
+@router.get("/pools/{name}/scaling", openapi_extra=needs(Permission.PLATFORM_SEE, Of.WHOLE))
+def get_scaling(here: Here, name: ObjectName) -> PoolScalingView:
+    """The scaling of a pool: its bounds, its open requests for nodes, and its decisions."""
+    return show_scaling(here.platform, name)
 
 
 @router.delete("/pools/{name}", status_code=204, openapi_extra=_CHANGE)

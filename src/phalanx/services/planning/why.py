@@ -25,6 +25,7 @@ from phalanx.services.planning.scheduling import view_of
 from phalanx.services.platform import Platform
 from phalanx.services.queries.lineage import lineage_view
 from phalanx.services.queries.views import awaited, communication_of
+from phalanx.services.resources.scaling import growth_in_words
 from phalanx.store import events, jobs, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
@@ -105,6 +106,7 @@ def _waiting(platform: Platform, view: WhyView, stored: StoredJob, now: int) -> 
         reason = ReasonView(code=deferred.code.value, message=deferred.message)
         return view.model_copy(update={"reason": reason})
     found = why(view_now.snapshot, num, now)
+    view = view.model_copy(update={"growth": growth_in_words(platform, num)})
     if found is None:
         return view
     answer = _answer(found)

@@ -28,6 +28,7 @@ class _Inventory:
     """Everything the views need, read in one transaction."""
 
     nodes: tuple[Node, ...]
+    future: tuple[Node, ...]  # that autoscalers could add
     waiting: list[StoredJob]
     holding: list[StoredJob]
     pools: dict[str, Applied]
@@ -45,8 +46,10 @@ def _read(platform: Platform) -> _Inventory:
         for owner, one in planning.reservations_now(tx).items():
             for name in dict.fromkeys(one.reservation.nodes):
                 reserved.setdefault(name, []).append(owner)
+        nodes = platform.scheduler_cache.rows.nodes(tx, real)
         return _Inventory(
-            nodes=platform.scheduler_cache.rows.nodes(tx, real),
+            nodes=tuple(node for node in nodes if not node.future),
+            future=tuple(node for node in nodes if node.future),
             waiting=waiting,
             holding=holding,
             pools={one.name: one for one in resources.pools.now(tx)},
@@ -96,7 +99,7 @@ def list_pools(platform: Platform) -> list[PoolView]:
     """Pools with what is free in them. Raises ExecutorUnavailable."""
     found = _read(platform)
     views = _nodes(found)
-    names = list(dict.fromkeys(node.pool for node in found.nodes))
+    names = list(dict.fromkeys(node.pool for node in (*found.nodes, *found.future)))
     return [_pool(found, name, [one for one in views if one.pool == name]) for name in names]
 
 
@@ -104,8 +107,8 @@ def show_pool(platform: Platform, name: str) -> PoolView:
     """One pool with its part of the pool file. Raises NotFound, ExecutorUnavailable."""
     found = _read(platform)
     views = [one for one in _nodes(found) if one.pool == name]
-    if not views:
-        names = sorted({node.pool for node in found.nodes})
+    if not views and not any(node.pool == name for node in found.future):
+        names = sorted({node.pool for node in (*found.nodes, *found.future)})
         raise NotFound(f"there is no pool {name}", suggestion(name, names))
     pool, applied = _pool(found, name, views), found.pools.get(name)
     return pool.model_copy(update={"spec": None if applied is None else dict(applied.body)})
@@ -142,6 +145,7 @@ def _pool(found: _Inventory, name: str, nodes: Sequence[NodeView]) -> PoolView:
         price=max(prices, default=None),
         spot=any(node.reclaims_per_hour for node in nodes),
         num_waiting=len(open_to),
+        num_future=sum(1 for node in found.future if node.pool == name),
         applied_at=None if applied is None else at_of(applied.applied_at),
     )
 

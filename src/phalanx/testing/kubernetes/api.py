@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class FakeKubernetes:
         self.silent = False  # watches stay open and tell nothing
         self.denied: dict[tuple[str, str], str] = {}  # message of a 403, by verb and plural
         self.calls: list[tuple[str, str]] = []  # verb and plural of every request
+        self.groups: dict[str, tuple[str, ...]] = {}  # plurals of further kinds, by group/version
         self.admission = FakeAdmission()
         self.lock = threading.Lock()
         self._order: dict[str, tuple[int, list[tuple[tuple[str, str], Object]]]] = {}
@@ -76,7 +77,10 @@ class FakeKubernetes:
         """The body of an answer. Raises ApiError."""
         parts = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        plural, namespace, name, sub = _route(parts.path)
+        if method == "GET" and parts.path.removeprefix("/apis/") in self.groups:
+            plurals = self.groups[parts.path.removeprefix("/apis/")]
+            return {"kind": "APIResourceList", "resources": [{"name": one} for one in plurals]}
+        plural, namespace, name, sub = _route(parts.path, self.groups)
         verb = _verb(method, name)
         with self.lock:
             self.calls.append((verb, plural))
@@ -162,7 +166,7 @@ class FakeKubernetes:
         """The events of a watch, until its time is over."""
         parts = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        plural, namespace, _, _ = _route(parts.path)
+        plural, namespace, _, _ = _route(parts.path, self.groups)
         until = time.monotonic() + float(query.get("timeoutSeconds", 300))
         seen = int(query["resourceVersion"])
         told_at = time.monotonic()
@@ -190,10 +194,12 @@ class FakeKubernetes:
                 }
 
 
-def _route(path: str) -> tuple[str, str, str, str]:
+def _route(path: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, str, str, str]:
     """Plural, namespace, name and subresource of a path. Raises ApiError."""
     words = [one for one in path.split("/") if one]
-    if words[:2] != ["api", "v1"]:
+    if words[:1] == ["apis"] and "/".join(words[1:3]) in groups:
+        words = words[1:]
+    elif words[:2] != ["api", "v1"]:
         raise ApiError(404, "NotFound", f"there is no {path}")
     words = words[2:]
     namespace = ""

@@ -171,7 +171,9 @@ class ProcessKubelet:
             self._confirm_deletion(pod)
 
     def _schedule(self, pod: Object, pods: list[Object]) -> None:
-        affinity = pod["spec"]["affinity"]["nodeAffinity"]
+        affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity")
+        if affinity is None or pod["spec"].get("schedulingGates"):
+            return  # a placeholder: it is for an autoscaler, which this cluster has not
         terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         name = terms[0]["matchFields"][0]["values"][0]
         node = self.nodes.get(name)
