@@ -36,6 +36,23 @@ def calm(platform, tmp_path_factory):
     return job, file.read_text()
 
 
+def test_processes_on_unequal_nodes_are_one_world(platform, tmp_path, calm):
+    """Two processes on one node and one on another, and one of them is killed."""
+    file = tmp_path / "unequal"
+    checkpoint = {"every": "5 steps", "keep": {"last": 3}}
+    spec = example("jax", "--steps=40", SLOW, f"--digest={file}", checkpoint=checkpoint)
+    run = spec.pop("run")
+    del spec["resources"]
+    roles = {"large": {"run": run, "slots": 2}, "small": {"run": run, "world": "shared"}}
+    job = platform.submit({**spec, "roles": roles})
+    wait_until(lambda: steps_of(platform, job) >= 8, "step 8")
+    kill(platform.rank_pids(job)[2], signal.SIGKILL)
+    view = platform.wait_state(job, "succeeded")
+    assert (view.restarts, view.world_size) == (1, 3)
+    assert {one.node_rank for one in view.nodes} <= {0, 1}
+    assert file.read_text() == calm[1]
+
+
 def test_two_kills_end_bit_identical(platform, tmp_path, calm):
     job = submitted(platform, "--steps=40", SLOW, f"--digest={tmp_path / 'hit'}")
     for at, rank in ((8, 2), (22, 0)):
