@@ -8,10 +8,13 @@ import pytest
 import yaml
 
 from phalanx.executors.kubernetes.client import MERGE_PATCH, KubernetesRefused
+from phalanx.executors.kubernetes.scaling.provisioning import is_served
 from phalanx.testing.kubernetes.api import FakeKubernetes
+from phalanx.testing.kubernetes.autoscaler import GROUP, REQUESTS
 from phalanx.testing.kubernetes.kubelet import ProcessKubelet
 from support import kubernetes_server
 from support.kubernetes_server import SHIPPED_USER, KubernetesServer
+from support.waiting import wait_until
 
 NAMESPACES = ("phalanx-default", "phalanx-tests")
 RIGHTS = Path(__file__).parents[3] / "deploy" / "kubernetes" / "base" / "rbac.yaml"
@@ -74,6 +77,10 @@ class FakeCluster(KubernetesCluster):
         """Let a namespace enforce the Pod Security profile restricted."""
         self.api.admission.restricted.add(namespace)
 
+    def serve_provisioning_requests(self):
+        """Let the cluster have the kind ProvisioningRequest."""
+        self.api.groups[GROUP] = (REQUESTS,)
+
     def close(self):
         self.kubelet.close()
         self.api.close()
@@ -114,6 +121,41 @@ class ServerCluster(KubernetesCluster):
         """Let a namespace enforce the Pod Security profile restricted."""
         self._label(namespace, "restricted")
         self._changed.append(lambda: self._label(namespace, "privileged"))
+
+    def serve_provisioning_requests(self):
+        """Let the cluster have the kind ProvisioningRequest."""
+        group, version = GROUP.split("/")
+        names = {"plural": REQUESTS, "singular": REQUESTS[:-1], "kind": "ProvisioningRequest"}
+        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        body = {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {
+                "name": f"{REQUESTS}.{group}",
+                # Groups of Kubernetes itself are protected: a definition says where it was agreed on.
+                "annotations": {"api-approved.kubernetes.io": "unapproved, a test"},
+            },
+            "spec": {
+                "group": group,
+                "scope": "Namespaced",
+                "names": {**names, "listKind": "ProvisioningRequestList"},
+                "versions": [
+                    {
+                        "name": version,
+                        "served": True,
+                        "storage": True,
+                        "schema": {"openAPIV3Schema": schema},
+                    }
+                ],
+            },
+        }
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        client = self.kubelet.client
+        client.call("POST", path, body)
+        self._changed.append(
+            lambda: self.kubelet.client.call("DELETE", f"{path}/{body['metadata']['name']}")
+        )
+        wait_until(lambda: is_served(client), "the new kind")
 
     def close(self):
         self._closed.set()

@@ -16,7 +16,6 @@ from phalanx.executors.kubernetes.notes import PodNotes
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.scaling import KubernetesScalingSection
 from phalanx.testing.executors import ref_of
-from phalanx.testing.kubernetes.autoscaler import GROUP, REQUESTS
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -62,7 +61,7 @@ def used(monkeypatch):
 
 def ask_for_nodes(rig, access, cluster):
     """Request nodes in both ways, read what became of it, and withdraw the requests."""
-    cluster.api.groups[GROUP] = (REQUESTS,)
+    cluster.serve_provisioning_requests()
     gang = WantedGang(7, (NodeWish(1),), 1)
     for mechanism in ("placeholders", "provisioning_request"):
         section = {
