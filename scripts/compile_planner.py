@@ -6,7 +6,8 @@ The sources stay as they are: a copy of `src` with the compiled modules in it li
 `build/compiled/<digest of the sources>`, so that what is found there is never stale. What is compiled is
 listed in pyproject.toml under `tool.phalanx.compiled`; the C compiler runs again only when the planner,
 the simulator, or what they import has changed. A copy is kept only if it decides as Python does: a part
-of the benchmark's stream and a small simulation of every policy are compared to the last digit. Exit code
+of the benchmark's stream, streams at the limits of users and slot types, and a small simulation of every
+policy are compared to the last digit. Exit code
 3: no C compiler, or no mypyc; 1: it could not be compiled, or decides otherwise.
 """
 
@@ -32,6 +33,7 @@ TYPES_FROM = ("core/**/*.py", "kit/**/*.py", "sim/**/*.py", "errors.py")
 NOT_POSSIBLE = 3
 COMPARED = (
     ("bench/scheduler/scale.py", "40"),
+    ("bench/scheduler/user_limits.py", "2"),
     ("-m", "phalanx.sim", "--jobs", "80", "--nodes", "6", "--policy", "all", "--json"),
 )
 MEASURED = ("_ms", "_mb", "wall_s", "planner")

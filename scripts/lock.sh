@@ -15,8 +15,8 @@ lock() {
     --generate-hashes --universal --python-version 3.11 --no-annotate --no-header --no-emit-index-url --quiet
 }
 
-lock server server search data crypto zstd
-lock train server search data crypto zstd train
-lock ray server search data crypto zstd train ray
+lock server server search data crypto zstd grpc
+lock train server search data crypto zstd grpc train
+lock ray server search data crypto zstd grpc train ray
 "$uv" pip compile --group release --output-file requirements/release.txt \
   --generate-hashes --universal --python-version 3.11 --no-annotate --no-header --no-emit-index-url --quiet

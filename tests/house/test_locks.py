@@ -11,9 +11,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = {
-    "server": ["server", "search", "data", "crypto", "zstd"],
-    "train": ["server", "search", "data", "crypto", "zstd", "train"],
-    "ray": ["server", "search", "data", "crypto", "zstd", "train", "ray"],
+    "server": ["server", "search", "data", "crypto", "zstd", "grpc"],
+    "train": ["server", "search", "data", "crypto", "zstd", "grpc", "train"],
+    "ray": ["server", "search", "data", "crypto", "zstd", "grpc", "train", "ray"],
 }
 DIGEST = re.compile(r"--hash=sha256:[0-9a-f]{64}$")
 

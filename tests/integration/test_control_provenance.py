@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 
 from integration.rig import Rig, ScriptedSupervisor, spec
+from phalanx.cli.terminal.provenance import _lines
 from phalanx.core.contract.job import RepeatedJob
 from phalanx.errors import NotFound, SpecInvalid
+from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.schemas.api.jobs import CloneRequest, SubmitRequest
 from phalanx.schemas.api.provenance import MAX_DIFF_CHARS, SourceRequest
 from phalanx.schemas.wire import supervision as wire
 from phalanx.services.lifecycle.assignments import contract_of
+from phalanx.services.lifecycle.polling import poll_step
+from phalanx.services.lifecycle.provenance.images import store_images
 from phalanx.store import jobs
+from phalanx.store.provenance import rows
 from phalanx.store.schema import provenance
 
 pytestmark = pytest.mark.integration
@@ -82,6 +87,63 @@ def test_software_is_stored_once_and_a_change_between_attempts_is_told(rig: Rig)
     assert [(one.name, one.before, one.after) for one in view.software_changes] == [
         ("packages.numpy", "2.1.0", "2.2.0")
     ]
+
+
+def seeded(one: ScriptedSupervisor, seed: int, generation: int = 0) -> None:
+    one.sync(wire.SeedReport(seq=one.next_seq(), generation=generation, seed=str(seed)))
+
+
+def test_the_seed_that_the_script_gave_is_part_of_the_provenance(rig: Rig) -> None:
+    num, other = rig.submit(resources=SMALL), rig.submit(resources=SMALL)
+    assert (rig.client.provenance(num).seed, rig.client.provenance(num).seeds) == (None, [])
+    first = launch(rig, num)
+    seeded(first, 7)
+    seeded(first, 7, generation=1)
+    view = rig.client.provenance(num)
+    assert view.seed == 7 and [(one.attempt, one.seed) for one in view.seeds] == [(1, 7)]
+    assert ("seed", "7") in list(_lines(view))
+    second = next_attempt(rig, first)
+    seeded(second, 2**64 - 1)
+    view = rig.client.provenance(num)
+    assert view.seed == 2**64 - 1
+    assert ("seed", f"7 from attempt 1\n{2**64 - 1} from attempt 2") in list(_lines(view))
+    seeded(launch(rig, other), 8)
+    changes = rig.client.provenance_diff(other, against=num).changes
+    assert [(one.name, one.after) for one in changes] == [("seed", "8")]
+
+
+def test_the_image_that_an_attempt_ran_in_is_recorded_with_its_digest(rig: Rig) -> None:
+    num = rig.submit(resources={"nodes": 2, "slots_per_node": 1})
+    first, peer = launch(rig, num), launch(rig, num, node=1)
+    rig.turn(1)
+    assert rig.client.provenance(num).images == []
+    digests = [f"ghcr.io/acme/train@sha256:{one * 64}" for one in "abc"]
+    rig.executor.images[first.ref] = digests[0]
+    poll_step(rig.platform, rig.clock.now())
+    # A pod that ends before it was seen running leaves its image with its end.
+    rig.executor.images[peer.ref] = digests[1]
+    rig.executor.bury(peer.ref)
+    rig.executor.bury(first.ref)
+    for _ in range(2):
+        poll_step(rig.platform, rig.clock.now())
+    rig.turn(1)
+    second = launch(rig, num, attempt=2)
+    rig.executor.images[second.ref] = digests[0]
+    poll_step(rig.platform, rig.clock.now())
+    found = rig.client.provenance(num).images
+    places = {one.image: [(at.attempt, at.node_rank) for at in one.nodes] for one in found}
+    assert places == {digests[0]: [(1, 0), (2, 0)], digests[1]: [(1, 1)]}
+    said = [text for name, text in _lines(rig.client.provenance(num)) if name == "image"]
+    assert f"{digests[1]} (attempt 1)" in said
+    before = rig.store.view(lambda tx: rows.images_of(tx, num))
+    poll_step(rig.platform, rig.clock.now() + 1)
+    assert rig.store.view(lambda tx: rows.images_of(tx, num)) == before
+
+
+def test_a_job_that_is_deleted_meanwhile_leaves_no_image(rig: Rig) -> None:
+    ref = SupervisorRef(99, 1, 0)
+    store_images(rig.platform, [SupervisorStatus(ref, True, image="a@sha256:b")], 1)
+    assert rig.store.view(lambda tx: rows.images_of(tx, 99)) == []
 
 
 def test_a_node_with_other_packages_than_the_first_is_told(rig: Rig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -19,6 +20,7 @@ from phalanx.core.search.model import Study, Unpin
 from phalanx.errors import PlatformError
 from phalanx.kit.clock import ManualClock
 from phalanx.schemas.api.cost_prices import PriceRequest
+from phalanx.schemas.api.provenance import SourceRequest
 from phalanx.schemas.api.studies import StudyView, SubmitStudyRequest, TrialView
 from phalanx.schemas.spec.study import validate_study
 from phalanx.schemas.wire import supervision as wire
@@ -29,6 +31,7 @@ from phalanx.services.studies.earlier_studies import earlier_studies
 from phalanx.services.studies.step import studies_step
 from phalanx.services.studies.submit import check_study, submit_study
 from phalanx.services.studies.suggestions import suggestions_step
+from phalanx.store.schema.provenance import provenance_texts
 from phalanx.store.studies import commands, log, rows
 from phalanx.testing.executors import FakeExecutor
 
@@ -157,6 +160,26 @@ def test_a_grid_is_searched_to_its_end(bench: Bench) -> None:
     assert len(cells) == 6
     assert view.cost.slot_hours > 0
     bench.check_log(num)
+
+
+def test_trials_have_the_git_state_of_their_study(bench: Bench) -> None:
+    token = "ghp_" + "a1B2" * 9
+    diff = f"--- a/train.py\n+++ b/train.py\n-key = '{token}'\n+lr = 0.1\n"
+    source = SourceRequest(commit="a" * 40, diff_digest="b" * 64, num_changed=1, diff=diff)
+    rig = bench.rig
+    request = SubmitStudyRequest(spec=study_spec(), owner="ada", source=source)
+    num = submit_study(rig.platform, request, rig.clock.now())
+    plain = bench.submit()
+    bench.loops()
+    first, second = (rig.client.provenance(one.job).source for one in bench.trials(num)[:2])
+    assert first is not None and first == second
+    assert (first.commit, first.num_changed) == ("a" * 40, 1)
+    assert "+lr = 0.1" in first.diff and token not in first.diff
+    stored = rig.store.view(lambda tx: rows.load(tx, num)).header.submission
+    assert token not in json.dumps(stored)
+    texts = rig.store.view(lambda tx: tx.conn.execute(provenance_texts.select()).all())
+    assert len(texts) == 1
+    assert rig.client.provenance(bench.trials(plain)[0].job).source is None
 
 
 @pytest.fixture

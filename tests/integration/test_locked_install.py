@@ -46,7 +46,8 @@ def test_the_control_plane_runs_from_the_lock_and_a_changed_file_is_refused(tmp_
     words = [
         tmp_path / "venv" / "bin" / "python",
         "-c",
-        "import phalanx.cli.__main__, phalanx.server.app, phalanx.store",
+        "import phalanx.cli.__main__, phalanx.server.app, phalanx.store, phalanx.server.rpc.listener; "
+        "import grpc_health, grpc_reflection",
     ]
     environment = {
         "PATH": os.environ["PATH"],

@@ -20,6 +20,8 @@ SCALE = ROOT / "bench" / "scheduler" / "scale.py"
 NOT_POSSIBLE = 3
 # An eighth of the stream that the benchmark measures: some hundred evictions are in it.
 PASSES = "52"
+LIMITS = ROOT / "bench" / "scheduler" / "user_limits.py"
+SEEDS = "6"
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,16 @@ def test_decisions_are_the_same_to_the_last_digit(folder: Path) -> None:
     assert compiled["decisions"] == python["decisions"]
 
 
+def test_decisions_at_the_limits_of_users_are_the_same_to_the_last_digit(folder: Path) -> None:
+    python = json.loads(run(ROOT / "src", LIMITS, SEEDS))
+    compiled = json.loads(run(folder, LIMITS, SEEDS))
+    assert (python.pop("planner"), compiled.pop("planner")) == ("Python", "compiled")
+    for reason in ("waiting_for_user_quota", "waiting_for_type_quota"):
+        assert python["reasons"][reason] > 20, "the stream meets too few limits to show anything"
+    assert python["num_evicted"] > 50 and python["num_resized"] > 20
+    assert compiled == python
+
+
 def test_the_compiled_one_keeps_the_promises(folder: Path) -> None:
     where = (
         "import phalanx.sim.cluster.engine as e, phalanx.core.jobs.machine as m; "
@@ -56,6 +68,7 @@ def test_the_compiled_one_keeps_the_promises(folder: Path) -> None:
     )
     assert [Path(one).suffix for one in run(folder, "-c", where).split()] == [".so", ".so"]
     tests = ["tests/property/test_streams.py", "tests/property/test_promises.py"]
+    tests += ["tests/property/test_quotas.py"]
     run(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
 
 

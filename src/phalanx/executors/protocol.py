@@ -58,7 +58,8 @@ class SupervisorStatus:
     `alive` False is a promise: the supervisor and everything it started are gone, so that its slots may
     be given to others. `exit` is the exit record it left, if any. `output` are the sizes of what its ranks
     wrote, where that is on another machine and could be looked at. `cause` is why it ended, or could not
-    start, where the executor knows it.
+    start, where the executor knows it. `image` names the image that its ranks run in with its digest;
+    empty where there is none, or it is not known (yet).
     """
 
     ref: SupervisorRef
@@ -67,6 +68,7 @@ class SupervisorStatus:
     message: str = ""
     output: tuple[OutputSize, ...] = ()
     cause: Cause | None = None
+    image: str = ""
 
 
 class Executor(Protocol):

@@ -27,7 +27,7 @@ NOTES = frozenset(
         *("warned", "restored", "stacks", "guarded", "profiled", "save_begun", "cloned"),
         *("templated", "archived", "unarchived", "pinned", "unpinned", "expired"),
         *("software_changed", "inputs_changed", "resume_chosen"),
-        *("residency_left", "residency_restored"),
+        *("residency_left", "residency_restored", "seeded"),
     }
 )
 _BATCH = 500

@@ -70,6 +70,8 @@ class FakeExecutor:
     slow_deaths: bool = False  # `stop` does not end it
     #: message and cause of supervisors that ended, where the cluster tells them
     causes: dict[SupervisorRef, tuple[str, Cause]] = field(default_factory=dict)
+    #: images that ranks run in, where the cluster tells them
+    images: dict[SupervisorRef, str] = field(default_factory=dict)
     num_starts: int = 0  # first starts only
     _lock: threading.Lock = field(default_factory=threading.Lock)  # guards every field
 
@@ -106,6 +108,7 @@ class FakeExecutor:
                     output=self.outputs.get(ref, ()),
                     message=self.causes[ref][0] if ref in self.causes else "",
                     cause=self.causes[ref][1] if ref in self.causes else None,
+                    image=self.images.get(ref, ""),
                 )
                 for ref in refs
             ]

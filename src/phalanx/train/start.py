@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from phalanx.checkpoint import Disk
+from phalanx.core.contract.records import SeedRecord
 from phalanx.core.gang import meshes
 from phalanx.core.gang.meshes import Layout
 from phalanx.core.training.guards import GuardPolicy
@@ -106,6 +107,8 @@ def start(
         warm_start.adopt(begins, info, disk)
     device = _device(info)
     randomness.seed_everything(options.seed)
+    if info.is_main:
+        report.write(SeedRecord(seed=options.seed))
     look = preflight.check if options.preflight == "check" else preflight.skip_check
     connection = Connection(info, look)
     components = RunComponents(

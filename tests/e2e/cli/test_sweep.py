@@ -85,6 +85,11 @@ def test_a_sweep_is_followed_to_its_end_and_shown_by_its_verbs(home: Home):
     assert best["params"] == {"x": 2, "y": 0}
     jobs = json.loads(home.run("ps", "--all", "--json")[1])
     assert len(jobs) == 3 and all(one["labels"].get("git-commit") for one in jobs)
+    ran = next(one for one in jobs if one["state"] == "succeeded")
+    made = json.loads(home.run("show", ran["label"], "--provenance", "--json")[1])
+    head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    assert (made["source"]["commit"], made["seed"]) == (head, 0)
+    assert [(one["attempt"], one["generation"]) for one in made["seeds"]] == [(1, 0)]
 
 
 PRINTING = """

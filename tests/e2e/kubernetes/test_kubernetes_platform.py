@@ -7,6 +7,8 @@ import pytest
 import yaml
 
 from e2e.platform.harness import BIN, Platform, kill, probe_spec
+from phalanx.kit.text import parse_job_label
+from phalanx.testing.kubernetes.kubelet import image_id
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -123,6 +125,8 @@ def test_a_job_with_an_image_volumes_and_containers_beside_its_ranks(platform, c
     job = platform.submit(spec)
     pods = wait_until(lambda: len(found := pods_of(client)) == 3 and found, "three pods")
     succeeded(platform, job)
+    (image,) = platform._kept_client().provenance(parse_job_label(job)).images
+    assert image.image == image_id("team/train:7") and len(image.nodes) == 3
     assert len(list(cluster.root.glob("pods/*/volumes/*/mark"))) == 3
     assert {one["spec"]["containers"][0]["image"] for one in pods} == {"team/train:7"}
     assert {one["metadata"]["labels"]["team"] for one in pods} == {"vision"}

@@ -179,6 +179,24 @@ def test_only_a_kubelet_proves_an_end(what, dead):
     assert deaths.verdict(pod(**what), node(), "b1", pool(), 0.0).dead is dead
 
 
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("ghcr.io/acme/train@sha256:ab", "ghcr.io/acme/train@sha256:ab"),
+        ("docker-pullable://acme/train@sha256:ab", "acme/train@sha256:ab"),
+        ("sha256:ab", "sha256:ab"),
+        ("", ""),
+        ("x" * 900, "x" * 512),
+    ],
+)
+def test_the_image_of_the_ranks_is_the_one_that_its_node_resolved(said, found):
+    one = pod(state={"running": {}})
+    beside = {"name": "metrics", "imageID": "exporter@sha256:cd"}
+    one["status"]["containerStatuses"] = [beside, {"name": "ranks", "imageID": said}]
+    assert deaths.image_of(one) == found
+    assert deaths.image_of(pod()) == ""
+
+
 def test_a_sidecar_that_runs_is_no_end_and_a_failed_init_container_is_one():
     ended = {"terminated": {"exitCode": 0}}
     one = pod(state=ended)

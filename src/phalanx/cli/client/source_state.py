@@ -16,6 +16,7 @@ from phalanx.kit.text import replace_unencodable
 
 if TYPE_CHECKING:
     from phalanx.schemas.api.jobs import SubmitRequest
+    from phalanx.schemas.api.provenance import SourceRequest
 
 MAX_CHANGED = 50
 # The same limit as that of `schemas.api.provenance`, which the verbs import late.
@@ -61,6 +62,14 @@ def source_of(root: Path) -> SourceFound | None:
         diff_cut=cut,
     )
     return SourceFound(state, replace_unencodable(text))
+
+
+def source_request(root: Path) -> SourceRequest | None:
+    """The Git state of a folder as it is sent; None: it has none."""
+    from phalanx.schemas.api.provenance import SourceRequest
+
+    found = source_of(root)
+    return None if found is None else SourceRequest.of(found.state, found.diff)
 
 
 def difference_once(requests: Sequence[SubmitRequest]) -> list[SubmitRequest]:

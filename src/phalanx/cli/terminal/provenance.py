@@ -75,7 +75,7 @@ def _submitted(view: ProvenanceView) -> Iterator[tuple[str, Any]]:
     if view.caller_env:
         yield "caller's", f"{len(view.caller_env)} variables; their names are in --json"
     yield "parameters", _pairs(view.params)
-    yield "seed", view.seed
+    yield "seed", _seeds(view)
     yield "packages", _pairs({key: one for key, one in (view.python or {}).items() if one})
     yield "data", _pairs(view.data)
     if origin is not None:
@@ -92,6 +92,8 @@ def _ran_with(view: ProvenanceView) -> Iterator[tuple[str, Any]]:
             f"data {input_.name}",
             f"{input_.place}: {size}, {input_.fingerprint} ({_nodes(input_.nodes)})",
         )
+    for image in view.images:
+        yield "image", f"{image.image} ({_nodes(image.nodes)})"
     for software in view.software:
         yield "software", _software(software)
     for change in view.software_changes:
@@ -121,6 +123,13 @@ def _software(one: SoftwareView) -> str:
         f"{len(one.packages)} packages, which are in --json",
     ]
     return ", ".join(part for part in parts if part) + f" ({_nodes(one.nodes)})"
+
+
+def _seeds(view: ProvenanceView) -> str | None:
+    """The seed; where a later generation had another one, each with the attempt that began with it."""
+    if len(view.seeds) < 2:
+        return None if view.seed is None else str(view.seed)
+    return "\n".join(f"{one.seed} from attempt {one.attempt}" for one in view.seeds)
 
 
 def _nodes(nodes: Sequence[NodePlace]) -> str:

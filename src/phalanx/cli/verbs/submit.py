@@ -16,7 +16,7 @@ from phalanx.cli.client.source_state import (
     absolute_reference,
     commit_of,
     difference_once,
-    source_of,
+    source_request,
 )
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import (
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from phalanx.cli.client.invocation import ForwardedEnvironment
     from phalanx.cli.client.run_spec import RunFlags, RunPlan
     from phalanx.schemas.api.jobs import JobView
-    from phalanx.schemas.api.provenance import SourceRequest
     from phalanx.schemas.foreign.rules import Conversion
     from phalanx.schemas.spec.job import JobSpec
     from phalanx.sdk import PhalanxClient
@@ -588,7 +587,7 @@ def _submit_batch(session: Session, found: Sequence[tuple[JobSpec, Path]], dry_r
     session.begin()
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder, session.client() as client:
         digests: dict[Path, str] = {}
-        sources = {root.resolve(): _source(root) for _, root in found}
+        sources = {root.resolve(): source_request(root) for _, root in found}
         for _, root in found:
             if root.resolve() not in digests:
                 digests[root.resolve()] = _upload(session, client, root, Path(folder) / "code.tar")
@@ -706,7 +705,7 @@ def _submit(
     from phalanx.schemas.api.jobs import SubmitRequest
     from phalanx.schemas.spec.document import resolved
 
-    request = {**request, "source": _source(root or session.invocation.cwd)}
+    request = {**request, "source": source_request(root or session.invocation.cwd)}
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         code, archive = None, Path(folder) / "code.tar"
         if root is not None:
@@ -728,14 +727,6 @@ def _submit(
                 note(f"warning: {said}")
             archive.unlink(missing_ok=True)
             stay(session, client, job, then)
-
-
-def _source(root: Path) -> SourceRequest | None:
-    """The Git state of a folder as it is sent; None: it has none."""
-    from phalanx.schemas.api.provenance import SourceRequest
-
-    found = source_of(root)
-    return None if found is None else SourceRequest.of(found.state, found.diff)
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

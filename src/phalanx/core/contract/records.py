@@ -98,6 +98,13 @@ class DataRecord(Record):
     position: int = 0
 
 
+@_record("seed")
+class SeedRecord(Record):
+    """The seed of the run: what the script gave, or what a trial has in its place (rank 0)."""
+
+    seed: int
+
+
 @_record("step")
 class StepRecord(Record):
     """An optimizer step committed. `consumed` counts the positions of the epoch used so far."""

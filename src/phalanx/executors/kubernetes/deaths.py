@@ -10,10 +10,12 @@ from typing import Any
 from phalanx.core.reasons import Cause
 from phalanx.errors import ExecutorUnavailable
 from phalanx.executors.kubernetes.inventory import condition
+from phalanx.executors.kubernetes.manifests import CONTAINER
 from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
 
 # A gap between two looks counts as at most so much silence of a node.
 _POLL_S = 10.0
+_MAX_IMAGE = 512
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _PULL_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
 _FINAL_TROUBLE = (
@@ -240,6 +242,18 @@ def began(pod: Mapping[str, Any]) -> bool:
         one.get("state") or {} for one in (pod.get("status") or {}).get("containerStatuses") or ()
     ]
     return bool(states) and all("running" in one or "terminated" in one for one in states)
+
+
+def image_of(pod: Mapping[str, Any]) -> str:
+    """The image that the ranks of a pod run in, as its node resolved it; empty: not known yet.
+
+    Some runtimes put their own name in front of it.
+    """
+    for one in (pod.get("status") or {}).get("containerStatuses") or ():
+        if one.get("name") == CONTAINER:
+            found = str(one.get("imageID") or "")
+            return found.rpartition("://")[2][:_MAX_IMAGE]
+    return ""
 
 
 def hopeless(

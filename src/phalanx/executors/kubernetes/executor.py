@@ -238,7 +238,8 @@ class KubernetesExecutor:
         if not note.gone:
             note, found = self._verdict(ref, note)
             if not found.dead:
-                return SupervisorStatus(ref, True, None, note.failed or found.message)
+                said = note.failed or found.message
+                return SupervisorStatus(ref, True, None, said, image=note.image)
             cause = deaths.CAUSES.get(found.fault) if found.fault else None
             note = replace(
                 note,
@@ -268,9 +269,10 @@ class KubernetesExecutor:
             proof = deaths.node_ended(node, note.boot_id, self._pool, silent_s)
             said = "the pod was removed by force; its processes may run until its node is known to be off"
             return note, deaths.PodVerdict(bool(proof), deaths.PodFault.FORCED, proof or said)
-        if not note.uid or (not note.boot_id and deaths.began(pod)):
-            boot_id = _boot_id(node) if deaths.began(pod) else ""
-            note = replace(note, uid=pod["metadata"]["uid"], boot_id=boot_id)
+        image = note.image or deaths.image_of(pod)
+        if not note.uid or image != note.image or (not note.boot_id and deaths.began(pod)):
+            boot_id = note.boot_id or (_boot_id(node) if deaths.began(pod) else "")
+            note = replace(note, uid=pod["metadata"]["uid"], boot_id=boot_id, image=image)
             self._notes.write(ref, note)
         found = deaths.verdict(pod, node, note.boot_id, self._pool, silent_s)
         if not found.dead and not note.failed:
@@ -373,5 +375,6 @@ def _status(ref: SupervisorRef, note: PodNote | None) -> SupervisorStatus:
     if record is None and note.record:
         # Not a record: the last output, such as of an image without Phalanx.
         last = note.record.strip().rpartition("\n")[2]
-        return SupervisorStatus(ref, False, None, f"{note.message}: {last[:_SHOWN]}", cause=cause)
-    return SupervisorStatus(ref, False, record, note.message, cause=cause)
+        said = f"{note.message}: {last[:_SHOWN]}"
+        return SupervisorStatus(ref, False, None, said, cause=cause, image=note.image)
+    return SupervisorStatus(ref, False, record, note.message, cause=cause, image=note.image)

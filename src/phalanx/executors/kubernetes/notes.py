@@ -30,6 +30,7 @@ class PodNote:
     message: str = ""  # why it ended
     failed: str = ""  # why it was given up before it began; empty: it was not
     cause: str = ""  # the cause of its end, where the cluster tells one
+    image: str = ""  # that its ranks run in, with its digest; empty: not known yet
 
 
 class PodNotes:

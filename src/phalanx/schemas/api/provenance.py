@@ -95,6 +95,21 @@ class SoftwareView(ResponseBody):
     packages: dict[str, str] = Field(default_factory=dict)  # version by name
 
 
+class ImageView(ResponseBody):
+    """The image that ranks ran in, with its digest, on all nodes that had the same."""
+
+    image: str
+    nodes: list[NodePlace]
+
+
+class SeedView(ResponseBody):
+    """The seed that the script gave, from this generation on."""
+
+    attempt: int
+    generation: int
+    seed: int
+
+
 class InputView(ResponseBody):
     """One input as it was staged, on all nodes that found the same."""
 
@@ -176,10 +191,12 @@ class ProvenanceView(ResponseBody):
     env: dict[str, str] = Field(default_factory=dict)  # of the spec; values of secrets withheld
     caller_env: list[str] = Field(default_factory=list)  # names of the variables taken along
     params: dict[str, Any] = Field(default_factory=dict)
-    seed: int | None = None
+    seed: int | None = None  # the newest of `seeds`; before the first, that of the trial
+    seeds: list[SeedView] = Field(default_factory=list)  # of scripts that use the library
     python: dict[str, Any] | None = None  # packages that the spec installs
     data: dict[str, Any] = Field(default_factory=dict)
     software: list[SoftwareView] = Field(default_factory=list)
+    images: list[ImageView] = Field(default_factory=list)  # where the cluster tells them
     #: by attempt and node: what differs from the first report
     software_changes: list[FactChangeView] = Field(default_factory=list)
     inputs: list[InputView] = Field(default_factory=list)  # of `data`, as they were staged

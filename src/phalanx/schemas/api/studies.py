@@ -13,6 +13,7 @@ from pydantic import Field
 from phalanx.core.search.space import MAX_PARAMETERS
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, ShownAs
 from phalanx.schemas.api.jobs import JobKind, ReasonView
+from phalanx.schemas.api.provenance import SourceRequest
 from phalanx.schemas.spec.study import StudySpec
 
 Scalar = str | int | float | bool | None
@@ -31,6 +32,7 @@ class SubmitStudyRequest(RequestBody):
     caller_cwd: Annotated[str, Field(max_length=4096)] | None = None
     caller_env: Annotated[dict[str, str], Field(max_length=4096)] | None = None
     owner: ShortText = ""
+    source: SourceRequest | None = None  # Git state of the work directory; None: unknown
 
 
 class SubmitStudyResponse(ResponseBody):

@@ -169,6 +169,16 @@ class TrialReport(GenerationReport):
     at: int
 
 
+class SeedReport(GenerationReport):
+    """The seed with which the ranks of the generation began, where their script uses the library.
+
+    It is a text, because that of a generator may be larger than a whole number in JSON can be.
+    """
+
+    kind: Literal["seed"] = "seed"
+    seed: Annotated[str, Field(pattern=r"^-?[0-9]{1,20}$")]
+
+
 class RestoredReport(GenerationReport):
     """The generation continues from a checkpoint (`path` None: from the beginning)."""
 
@@ -345,6 +355,7 @@ Report = Annotated[
     | RanksEndedReport
     | CheckpointReport
     | TrialReport
+    | SeedReport
     | RestoredReport
     | QuarantinedReport
     | CheckpointRemovedReport

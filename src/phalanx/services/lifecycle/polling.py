@@ -16,6 +16,7 @@ from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.services.caches.scheduler_cache import SchedulerCache
 from phalanx.services.lifecycle.commit import Note, commit_many, isolate_bugs
 from phalanx.services.lifecycle.leftover_logs import collect_logs
+from phalanx.services.lifecycle.provenance.images import store_images
 from phalanx.services.lifecycle.reports import Inbox, ended_event, read_report
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, supervisors
@@ -54,7 +55,9 @@ def poll_leaving_step(platform: Platform, now: int) -> PolledSupervisors:
 
 
 def _ask(platform: Platform, polled: PolledSupervisors, now: int) -> PolledSupervisors:
-    gone = [status for status in platform.executor.poll(polled.refs) if not status.alive]
+    found = platform.executor.poll(polled.refs)
+    store_images(platform, found, now)
+    gone = [status for status in found if not status.alive]
     if not gone:
         return polled
     for status in gone:

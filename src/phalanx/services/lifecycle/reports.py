@@ -17,7 +17,11 @@ from phalanx.core.training.ledger import Consumed, merge
 from phalanx.errors import UserError
 from phalanx.schemas.wire import supervision as wire
 from phalanx.services.lifecycle.commit import LEAVING, Note
-from phalanx.services.lifecycle.provenance.attempt_facts import input_events, software_events
+from phalanx.services.lifecycle.provenance.attempt_facts import (
+    input_events,
+    seed_events,
+    software_events,
+)
 from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.lineage import GenerationRow, LedgerSlice
@@ -350,6 +354,10 @@ def _software(inbox: Inbox, report: wire.SoftwareReport) -> None:
     inbox.events += software_events(inbox.tx, key, report, inbox.now)
 
 
+def _seed(inbox: Inbox, report: wire.SeedReport) -> None:
+    inbox.events += seed_events(inbox.tx, (inbox.job, inbox.attempt, inbox.node_rank), report)
+
+
 def _inputs(inbox: Inbox, report: wire.InputsReport) -> None:
     key = (inbox.job, inbox.attempt, inbox.node_rank)
     inbox.events += input_events(inbox.tx, key, report, inbox.now)
@@ -404,6 +412,7 @@ _READERS: Mapping[type, Callable[[Inbox, Any], None]] = {
     wire.LedgerReport: _ledger,
     wire.MetricsReport: _metrics,
     wire.LogReport: _log,
+    wire.SeedReport: _seed,
     wire.SoftwareReport: _software,
     wire.InputsReport: _inputs,
     wire.LeavingReport: _leaving,

@@ -24,6 +24,7 @@ from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.provenance import (
     BeginningView,
     FactChangeView,
+    ImageView,
     InputView,
     NodePlace,
     OriginView,
@@ -31,11 +32,12 @@ from phalanx.schemas.api.provenance import (
     ProvenanceDiffView,
     ProvenanceView,
     ResumeView,
+    SeedView,
     SoftwareView,
     SourceView,
 )
 from phalanx.services.lifecycle.assignments import contract_of
-from phalanx.services.lifecycle.provenance.attempt_facts import last_inputs
+from phalanx.services.lifecycle.provenance.attempt_facts import SEEDED, last_inputs
 from phalanx.services.lifecycle.provenance.digest import fixed_facts, provenance_digest
 from phalanx.services.platform import Platform
 from phalanx.store import events, jobs, lineage
@@ -43,11 +45,12 @@ from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
 from phalanx.store.jobs import StoredJob
 from phalanx.store.provenance import rows
-from phalanx.store.provenance.rows import InputRow, SoftwareRow
+from phalanx.store.provenance.rows import ImageRow, InputRow, SoftwareRow
 
 _PLACED, _CLONED = "attempt_placed", "cloned"
+_KINDS = (_PLACED, _CLONED, SEEDED)
 _MAX_CHANGES = 1000
-R = TypeVar("R", SoftwareRow, InputRow)
+R = TypeVar("R", SoftwareRow, ImageRow, InputRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,9 @@ class JobRecord:
 
     stored: StoredJob
     contract: JobContract
-    notes: Sequence[StoredEvent]  # placements, and the clone
+    notes: Sequence[StoredEvent]  # placements, seeds, and the clone
     software: Sequence[SoftwareRow]  # by attempt and node rank
+    images: Sequence[ImageRow]  # by attempt and node rank
     inputs: Sequence[InputRow]  # by attempt, node rank and name
     texts: Mapping[str, str]  # by digest
 
@@ -70,9 +74,21 @@ class JobRecord:
         wanted = {one.digest for one in software}
         if contract.source is not None and contract.source.diff_text:
             wanted.add(contract.source.diff_text)
-        notes = events.of_job(tx, num, limit=10_000, kinds=(_PLACED, _CLONED))
-        inputs = rows.inputs_of(tx, num)
-        return cls(stored, contract, notes, software, inputs, rows.texts(tx, wanted))
+        notes = events.of_job(tx, num, limit=10_000, kinds=_KINDS)
+        return cls(
+            stored,
+            contract,
+            notes,
+            software,
+            rows.images_of(tx, num),
+            rows.inputs_of(tx, num),
+            rows.texts(tx, wanted),
+        )
+
+    @property
+    def seeds(self) -> list[StoredEvent]:
+        """The events that have a seed, in order."""
+        return [one for one in self.notes if one.kind == SEEDED]
 
     def installed(self, digest: str) -> InstalledSoftware:
         """The software with this digest."""
@@ -85,6 +101,11 @@ class JobRecord:
         first = [one for one in self.software if one.node_rank == 0]
         if first:
             found |= self.installed(first[-1].digest).facts()
+        if self.seeds:
+            found["seed"] = self.seeds[-1].data["seed"]
+        pulled = [one.image for one in self.images if one.node_rank == 0]
+        if pulled:
+            found["image"] = pulled[-1]
         return found | input_facts([one.value for one in last_inputs(self.inputs)])
 
 
@@ -144,10 +165,15 @@ def _view(platform: Platform, tx: Tx, record: JobRecord) -> ProvenanceView:
         env=dict(spec.get("env") or {}),
         caller_env=sorted(facts.caller_env or {}),
         params=dict(trial.params),
-        seed=trial.seed,
+        seed=int(record.seeds[-1].data["seed"]) if record.seeds else trial.seed,
+        seeds=[_seed(one) for one in record.seeds],
         python=spec.get("python"),
         data=dict(spec.get("data") or {}),
         software=_software(record),
+        images=[
+            ImageView(image=image, nodes=_nodes(some))
+            for image, some in _grouped((one.image, one) for one in record.images)
+        ],
         software_changes=_software_changes(record),
         inputs=_inputs(record),
         begins_from=_begins_from(contract),
@@ -213,8 +239,16 @@ def _grouped(pairs: Iterable[tuple[K, R]]) -> list[tuple[K, list[R]]]:
     return list(groups.items())
 
 
-def _nodes(some: Sequence[SoftwareRow] | Sequence[InputRow]) -> list[NodePlace]:
+def _nodes(
+    some: Sequence[SoftwareRow] | Sequence[ImageRow] | Sequence[InputRow],
+) -> list[NodePlace]:
     return [NodePlace(attempt=one.attempt, node_rank=one.node_rank) for one in some]
+
+
+def _seed(note: StoredEvent) -> SeedView:
+    return SeedView(
+        attempt=note.attempt or 0, generation=note.generation or 0, seed=int(note.data["seed"])
+    )
 
 
 def _change(one: FactChange) -> FactChangeView:

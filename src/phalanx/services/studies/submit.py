@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from phalanx.core.codec import encode
 from phalanx.core.contract.secrecy import JOB_LAYER, WITHHELD, role_layer, shown_spec, split_secrets
 from phalanx.core.search import draw
 from phalanx.core.search.events import StudySubmitted
@@ -58,6 +59,7 @@ from phalanx.services.studies.trial_jobs import CALLER, with_shape
 from phalanx.store.database import Tx
 from phalanx.store.events import kind_of
 from phalanx.store.idempotency import RequestKey, earlier_answer, once
+from phalanx.store.provenance import rows as provenance
 from phalanx.store.studies import commands, log, rows
 from phalanx.store.studies.rows import StudyHeader
 from phalanx.store.tenancy import audit
@@ -225,6 +227,9 @@ def submit_study(
     earlier = earlier_studies(platform, spec, _project(spec))
     policy = replace(policy_of(spec), prior=tuple(one.trials for one in earlier))
     submission, values = _submission(request, spec)
+    source, diff = (None, "") if request.source is None else request.source.to_core()
+    if source is not None:
+        submission["source"] = encode(source)
 
     def store(tx: Tx) -> int:
         num = rows.new_num(tx)
@@ -246,6 +251,8 @@ def submit_study(
         for trial in study.trials:
             counts[trial.status.value] = counts.get(trial.status.value, 0) + 1
         audit.describe(tx, f"study {study_label(num)}", None, _audited(header, study))
+        if diff:
+            provenance.put_text(tx, diff, now)
         rows.insert(tx, header, study_progress(study, counts, None))
         rows.put_trials(tx, [trial_row(study, trial, now) for trial in study.trials], [])
         reason = {"state": study.state.value, "code": study.reason.code.value, "message": ""}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from phalanx.core.contract.secrecy import JOB_LAYER, WITHHELD, role_layer
@@ -58,7 +59,10 @@ def prepare_trial(
         caller_env=None if caller is None else {**caller, **secrets.get(CALLER, {})},
         owner=given["owner"],
     )
-    return prepare(platform, request, contract_of(study, trial, source), limits)
+    made = prepare(platform, request, contract_of(study, trial, source), limits)
+    # The text of the difference was stored with the study: it is the same for all trials.
+    git = {"source": given.get("source")}
+    return replace(made, facts=replace(made.facts, contract={**(made.facts.contract or {}), **git}))
 
 
 def with_shape(job: Mapping[str, Any], shape: RungResources) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Read and write texts by digest, and what attempts report of their software and inputs.
+"""Read and write texts by digest, and what is known of the software, images and inputs of attempts.
 
 Rows are written once: a supervisor that starts again in the same attempt replaces those of its node.
 """
@@ -8,15 +8,23 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from sqlalchemy import select, text
+from sqlalchemy import select, text, tuple_
 
 from phalanx.core.contract.provenance import InputFingerprint
 from phalanx.errors import StoreCorrupt
 from phalanx.store.database import Tx, read
-from phalanx.store.schema.provenance import attempt_inputs, attempt_software, provenance_texts
+from phalanx.store.engines.many_rows import run_many
+from phalanx.store.schema.provenance import (
+    attempt_images,
+    attempt_inputs,
+    attempt_software,
+    provenance_texts,
+)
 
+_BATCH = 500
+_INSERT_IMAGE = attempt_images.insert()
 _INSERT_TEXT = text(
     "INSERT INTO provenance_texts (digest, size_bytes, body, created_at) "
     "VALUES (:digest, :size_bytes, :body, :created_at) ON CONFLICT DO NOTHING"
@@ -31,6 +39,17 @@ class SoftwareRow:
     attempt: int
     node_rank: int
     digest: str
+    at: int  # µs UTC
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRow:
+    """The image that the ranks on one node of an attempt ran in, with its digest."""
+
+    job: int
+    attempt: int
+    node_rank: int
+    image: str
     at: int  # µs UTC
 
 
@@ -121,6 +140,27 @@ def put_inputs(
     ]
     if rows:
         tx.conn.execute(attempt_inputs.insert(), rows)
+
+
+def put_images(tx: Tx, fresh: Sequence[ImageRow]) -> None:
+    """Store the images of nodes, each row once."""
+    run_many(tx.conn, _INSERT_IMAGE, [asdict(one) for one in fresh])
+
+
+def images_of_attempts(tx: Tx, attempts: Collection[tuple[int, int]]) -> list[ImageRow]:
+    """The images of some attempts, each (job, attempt)."""
+    here, wanted, found = attempt_images.c, sorted(attempts), list[ImageRow]()
+    for start in range(0, len(wanted), _BATCH):
+        some = tuple_(here.job, here.attempt).in_(wanted[start : start + _BATCH])
+        found += read(tx, ImageRow, select(attempt_images).where(some))
+    return found
+
+
+def images_of(tx: Tx, job: int) -> list[ImageRow]:
+    """The images of a job, by attempt and node rank."""
+    here = attempt_images.c
+    query = select(attempt_images).where(here.job == job)
+    return read(tx, ImageRow, query.order_by(here.attempt, here.node_rank))
 
 
 def software_of(tx: Tx, job: int) -> list[SoftwareRow]:

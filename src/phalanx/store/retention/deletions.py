@@ -17,7 +17,7 @@ from phalanx.core.retention.holds import RemovalCause
 from phalanx.core.retention.policy import DataKind
 from phalanx.store.database import Tx, columns_of, read
 from phalanx.store.schema.listings import job_data, job_listing
-from phalanx.store.schema.provenance import attempt_inputs, attempt_software
+from phalanx.store.schema.provenance import attempt_images, attempt_inputs, attempt_software
 from phalanx.store.schema.retention import (
     checkpoint_removals,
     deleted_jobs,
@@ -56,7 +56,7 @@ _OPEN = _HERE.done_at.is_(None)
 _LARGE: tuple[Table, ...] = (log_segments, metric_chunks, events, trial_reports, commands)
 _SMALL: tuple[Table, ...] = (
     *(log_streams, log_volumes, metric_names, supervisors, generations, restores, ledger_rows),
-    *(attempt_software, attempt_inputs),
+    *(attempt_software, attempt_images, attempt_inputs),
     *(reservations, quota_alerts, checkpoint_pins, checkpoint_removals),
 )
 _WITH_THE_JOB: tuple[Table, ...] = (

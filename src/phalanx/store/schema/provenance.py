@@ -27,6 +27,17 @@ attempt_software = Table(
     Column("at", BigInteger, nullable=False),
 )
 
+# The image on each node of an attempt, as the cluster resolved it.
+attempt_images = Table(
+    "attempt_images",
+    metadata,
+    Column("job", BigInteger, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("node_rank", Integer, primary_key=True, autoincrement=False),
+    Column("image", String(512), nullable=False),  # with its digest
+    Column("at", BigInteger, nullable=False),
+)
+
 # The inputs on each node of an attempt, as they were staged.
 attempt_inputs = Table(
     "attempt_inputs",

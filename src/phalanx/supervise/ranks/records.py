@@ -36,6 +36,7 @@ from phalanx.schemas.wire.supervision import (
     Report,
     RestoredReport,
     SaveBegunReport,
+    SeedReport,
     TrialReport,
     WarningReport,
 )
@@ -429,6 +430,10 @@ class GenerationRecords:
         return lambda seq: CheckpointReport(seq=seq, **fields)
 
 
+def _seed(here: GenerationRecords, _rank: int, _at: int, record: contract.SeedRecord) -> None:
+    here._report(SeedReport, seed=str(record.seed))
+
+
 _HANDLERS: Mapping[type[Record], Callable[[GenerationRecords, int, int, Any], None]] = {
     contract.StepRecord: GenerationRecords._step,
     contract.LedgerRecord: GenerationRecords._ledger,
@@ -444,6 +449,7 @@ _HANDLERS: Mapping[type[Record], Callable[[GenerationRecords, int, int, Any], No
     contract.UploadedRecord: GenerationRecords._copy,
     contract.RestoredRecord: GenerationRecords._restored,
     contract.DataRecord: GenerationRecords._data,
+    contract.SeedRecord: _seed,
     contract.GuardRecord: GenerationRecords._guard,
     contract.ProfileRecord: GenerationRecords._profile,
     contract.SaveBegunRecord: GenerationRecords._save_begun,
@@ -464,6 +470,7 @@ class SideRecords(GenerationRecords):
         contract.ReportRecord,
         contract.RestoredRecord,
         contract.DataRecord,
+        contract.SeedRecord,
         contract.QuarantinedRecord,
         contract.RemovedRecord,
         contract.UploadingRecord,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import signal
 import threading
 import time
@@ -324,7 +325,15 @@ class ProcessKubelet:
 
 
 def _state(container: Object, state: Object) -> Object:
-    return {"name": container["name"], "image": container["image"], "state": state}
+    image = container["image"]
+    pulled = "" if "waiting" in state else image_id(image)
+    return {"name": container["name"], "image": image, "imageID": pulled, "state": state}
+
+
+def image_id(image: str) -> str:
+    """The image with a digest, as a node resolves it."""
+    name = image.partition("@")[0].rpartition(":")[0] or image
+    return f"{name}@sha256:{hashlib.sha256(image.encode()).hexdigest()}"
 
 
 def _lives(pod: Object) -> bool:

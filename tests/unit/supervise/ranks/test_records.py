@@ -270,3 +270,19 @@ def test_a_report_that_makes_no_sense_is_passed_over(wrong, tmp_path):
     here.read()
     here.close()
     assert [one.kind for one in sent] == ["checkpoint"]
+
+
+def test_the_seed_of_the_leading_role_is_reported(tmp_path):
+    file = tmp_path / "r0.report"
+    seeds = (7, 2**64 - 1, -3, 10**30, "x", None)
+    written(file, [{"k": "seed", "seed": seed, "t": 1} for seed in seeds])
+    for kind, expected in (
+        (GenerationRecords, ["7", str(2**64 - 1), "-3"]),
+        (records.SideRecords, []),
+    ):
+        sent = []
+        watch = StallWatch(StallLimit(math.inf), 0.0)
+        here = kind(0, {0: file}, lambda make, to=sent: to.append(make(len(to) + 1)), watch)
+        here.read()
+        here.close()
+        assert [(one.kind, one.seed) for one in sent] == [("seed", one) for one in expected]

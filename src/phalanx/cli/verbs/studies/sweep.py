@@ -133,10 +133,14 @@ def submit_study(
     json: bool = False,
 ) -> None:
     """Submit a study with the code in `root`, follow it to its end, and exit as it ended."""
+    from phalanx.cli.client.source_state import source_request
+
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         archive = Path(folder) / "code.tar"
         code = None if root is None else _upload(session, client, root, archive)
-        study = client.studies.submit(request.model_copy(update={"code": code})).study
+        source = None if root is None else source_request(root)
+        whole = request.model_copy(update={"code": code, "source": source})
+        study = client.studies.submit(whole).study
         if detach:
             output.as_json(study) if json else print(study.label)
             return

@@ -21,7 +21,7 @@ from phalanx.kit.text import job_label
 from phalanx.schemas.wire import supervision as wire
 from phalanx.services.lifecycle.assignments import contract_of
 from phalanx.services.lifecycle.commit import Note
-from phalanx.store import jobs
+from phalanx.store import events, jobs
 from phalanx.store.database import Tx
 from phalanx.store.provenance import rows
 from phalanx.store.provenance.rows import InputRow, SoftwareRow
@@ -29,6 +29,7 @@ from phalanx.store.provenance.rows import InputRow, SoftwareRow
 Key = tuple[int, int, int]
 """Job, attempt and node rank."""
 SOFTWARE, INPUTS = "software_changed", "inputs_changed"
+SEEDED = "seeded"
 _MAX_TOLD = 200
 
 
@@ -62,6 +63,15 @@ def _software_before(
     first = [one for one in known if one.attempt == attempt and one.node_rank == 0]
     found += [("node rank 0", one) for one in first if node != 0]
     return found
+
+
+def seed_events(tx: Tx, key: Key, report: wire.SeedReport) -> list[Note]:
+    """The event that has the seed of a generation; none where it is that of the generation before."""
+    job, attempt, _ = key
+    last = events.newest(tx, [job], (SEEDED,)).get(job)
+    if last is not None and last.data["seed"] == report.seed:
+        return []
+    return [Note(SEEDED, attempt, report.generation, {"seed": report.seed})]
 
 
 def input_events(tx: Tx, key: Key, report: wire.InputsReport, now: int) -> list[Note]:
