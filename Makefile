@@ -21,7 +21,7 @@ ON_POSTGRES := tests/unit/store tests/unit/services tests/unit/server tests/inte
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search bench-control bench-kubernetes chaos-control check format lock wheel sbom audit docs clean
+.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search bench-control bench-kubernetes chaos-control check format lock wheel tree sbom audit docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -125,6 +125,10 @@ lock: $(RELEASE)/.installed ## write requirements/*.txt again: every pin with th
 
 wheel: $(RELEASE)/.installed ## build dist/*.whl with the locked setuptools
 	@$(RELEASE)/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+tree: $(STAMP) ## build dist/supervisor-tree, the supervisor for images without Phalanx, and an archive of it
+	@mkdir -p dist && $(BIN)/python -m phalanx.supervise.portable.build dist/supervisor-tree \
+	  --tar dist/supervisor-tree-$$(uname -m).tar.gz
 
 sbom: $(RELEASE)/.installed ## write dist/phalanx.cdx.json: a bill of materials (CycloneDX) of requirements/train.txt
 	@mkdir -p dist && $(RELEASE)/bin/cyclonedx-py requirements requirements/train.txt --pyproject pyproject.toml \

@@ -80,6 +80,7 @@ OTHERWISE: dict[str, str] = {
     **{f"Recovery.{cause.value}": _CAUSE for cause in Cause},
     "Network.debug": _NETWORK,
     "Training.network": _NETWORK,
+    "Assignment.own_env": "executors/kubernetes/pod.py reads it by its name, before pydantic is loaded",
     "Assignment.own_secrets": _BOOT,
     "Assignment.own_secrets_file": _BOOT,
     "PythonPackages.wanted": _PACKAGES,

@@ -6,7 +6,6 @@ import contextlib
 import json
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from phalanx.errors import (
     PermissionDenied,
     PlatformError,
 )
+from phalanx.kit.interpreter import own_python
 
 _RAISED: dict[str, type[PlatformError]] = {
     "not_found": NotFound,
@@ -199,7 +199,7 @@ class RemoteTier(CheckpointTier):
         self, more: Mapping[str, Any] | None = None, pass_fds: tuple[int, ...] = ()
     ) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
-            [sys.executable, "-m", "phalanx.checkpoint.remote_mirror"],
+            own_python("-m", "phalanx.checkpoint.remote_mirror"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -18,6 +18,7 @@ from typing import Any
 
 from phalanx.core.gang.devices import CUDA
 from phalanx.errors import UserError
+from phalanx.kit.interpreter import tree_root
 from phalanx.kit.text import job_label
 from phalanx.launch.archives import unpack_archive
 from phalanx.launch.files import private_folder, read_own_file
@@ -31,6 +32,11 @@ _DEVICES = re.compile(
     r"HABANA_VISIBLE_MODULES"
 )
 
+MACHINE_VARIABLES = (
+    *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME", "PATH"),
+    *("SHELL", "TMPDIR", "USER"),
+)
+"""Variables that describe the machine of a process more than its work."""
 _CUDA = "CUDA_VISIBLE_DEVICES"
 NUM_ARCHIVES = 16
 _OLD_S = 7 * 86400.0
@@ -203,9 +209,10 @@ def source_of(assignment: dict[str, Any]) -> CodeSource | None:
 def place(assignment: dict[str, Any], node_dir: Path, code: Path) -> None:
     """Give an assignment this node's own folders, interpreter and accelerators."""
     env = assignment["env"]
-    here = str(Path(sys.executable).parent)
-    rest = [part for part in env.get("PATH", os.defpath).split(os.pathsep) if part != here]
-    env["PATH"] = os.pathsep.join([here, *rest])
+    if tree_root() is None:  # the Python of a tree is not for ranks
+        here = str(Path(sys.executable).parent)
+        rest = [part for part in env.get("PATH", os.defpath).split(os.pathsep) if part != here]
+        env["PATH"] = os.pathsep.join([here, *rest])
     own = os.environ  # noqa: TID251 - what this node gives its processes
     for name in ("HOME", "TMPDIR"):
         if name in env and not os.path.isdir(env[name]):

@@ -12,11 +12,11 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from phalanx.kit.interpreter import own_python
 from phalanx.launch.files import private_folder, write_file
 
 _SOURCE = Path(__file__).with_name("accept_guard.c")
@@ -86,7 +86,7 @@ def _build(path: Path) -> str:
         if said := _run(words, {}):
             return f"it cannot be compiled: {said}"
         env = preloaded({"PHALANX_ACCEPT": "all"}, temporary)
-        if said := _run([sys.executable, "-I", "-S", "-c", _SELF_TEST], env):
+        if said := _run(own_python("-I", "-S", "-c", _SELF_TEST), env):
             return f"the kernel does not tell the owner of a connection: {said}"
         os.rename(temporary, path)
     finally:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx.kit.interpreter import own_python
 from phalanx.launch.wire import Channel, pair
 
 _SOURCE = str(Path(__file__).resolve().parents[2])
@@ -35,7 +35,7 @@ class ReaperProcess:
         """Start it, in a session of its own."""
         ours, theirs = pair()
         with theirs:
-            argv = [sys.executable, "-I", "-S", "-c", _REAPER, str(theirs.fileno())]
+            argv = own_python("-I", "-S", "-c", _REAPER, str(theirs.fileno()))
             process = subprocess.Popen(
                 argv,
                 env=dict(tag_env),

@@ -34,6 +34,7 @@ from phalanx.core.scheduling import DEFAULT_POLICY, PlannerConfig
 from phalanx.core.tenancy.identities import ClaimNames
 from phalanx.core.training.checkpoints import far_prefix
 from phalanx.errors import Problem, SpecInvalid, UserError
+from phalanx.executors.node_files import MACHINE_VARIABLES
 from phalanx.kit.text import nearest
 from phalanx.kit.units import parse_duration, parse_size
 from phalanx.launch.linux import replace_environment
@@ -684,8 +685,7 @@ def _variable(parts: Iterable[int | str]) -> str:
     return _PREFIX + "__".join(str(part).upper() for part in parts)
 
 
-_LOCALE = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
-_KEPT = (*_LOCALE, "HOME", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER")
+_KEPT = (*MACHINE_VARIABLES, "TZ")
 
 
 def store_environment() -> dict[str, str]:

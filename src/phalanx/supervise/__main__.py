@@ -72,6 +72,8 @@ def _supervise(context: BootContext) -> NoReturn:
     supervisor = Supervisor(
         assignment, context.command, processes, context.environment, clock, random.Random()
     )
+    if context.warning:
+        loop.call_later(0.0, lambda: processes.on_warning(context.warning))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.call_from_outside(supervisor.drain))
     signal.set_wakeup_fd(loop.wake_descriptor, warn_on_full_buffer=False)

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from phalanx.core.contract.job import data_variable
 from phalanx.core.gang.placement import omp_num_threads
+from phalanx.kit.interpreter import tree_root
 from phalanx.launch import accept_guard, linux
 from phalanx.launch.command import PythonCommand, parse_python, same_python, sensitive
 from phalanx.launch.files import try_lock
@@ -31,20 +32,23 @@ from phalanx.launch.tree import ReaperProcess, WarmProcess
 from phalanx.schemas.wire import ASSIGNMENT_PROTOCOL
 from phalanx.supervise import template
 from phalanx.supervise.packages.plan import EnvironmentPlan, environment_plan
+from phalanx.supervise.portable.image_python import ImagePython, probe, rank_python
 
 
 @dataclass(slots=True)
 class BootContext:
-    """What a supervisor has before its program is loaded. `data` is the assignment as JSON."""
+    """What a supervisor has before its program is loaded."""
 
-    data: dict[str, Any]
-    command: PythonCommand | None
-    reaper: ReaperProcess
-    warm: WarmProcess | None
-    tag_env: Mapping[str, str]
+    data: dict[str, Any]  # the assignment as JSON
+    command: PythonCommand | None  # None: the command is no Python program
+    reaper: ReaperProcess  # runs
+    warm: WarmProcess | None  # None: it is started later, or not at all
+    tag_env: Mapping[str, str]  # the variable that marks every process of this supervisor
+    #: returns None where the command cannot use a warm process
     start_warm_process: Callable[[ReaperProcess], WarmProcess | None]
-    environment: EnvironmentPlan
+    environment: EnvironmentPlan  # of the job's Python packages
     guard: Path | None  # the library that refuses strangers' connections to ranks
+    warning: str = ""  # about the Python of the image, for the user; empty: none
 
 
 def boot(data: dict[str, Any]) -> BootContext | None:
@@ -109,6 +113,9 @@ def _boot(
     if threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(threads))
     command = parse_python(data["command"], workdir=data["workdir"], env=env)
+    image = _image_python(command, env)
+    if image is not None:
+        env, data["env"] = image.variables(env), image.variables(data["env"])
     plan = environment_plan(data, command, env)
     command, env = plan.python(command), plan.variables(env)
     data["env"] = plan.variables(data["env"])
@@ -116,6 +123,8 @@ def _boot(
 
     def start_warm_process(reaper: ReaperProcess) -> WarmProcess | None:
         if command is None or not wanted.get("enabled", True):
+            return None
+        if image is not None and not image.runs_phalanx:
             return None
         imports = list(wanted.get("imports") or [])
         folder, unbuffered = data["node_dir"], command.unbuffered
@@ -133,7 +142,19 @@ def _boot(
         warm = start_warm_process(reaper)
     guard, _ = accept_guard.library()
     tag_env = {TAG_VARIABLE: tag}
-    return BootContext(data, command, reaper, warm, tag_env, start_warm_process, plan, guard)
+    warning = "" if image is None else image.warning
+    return BootContext(
+        data, command, reaper, warm, tag_env, start_warm_process, plan, guard, warning
+    )
+
+
+def _image_python(command: PythonCommand | None, env: Mapping[str, str]) -> ImagePython | None:
+    """The Python of the image; None where this supervisor shares its Python with the ranks.
+
+    Also None where the image has no Python: programs of other kinds need none.
+    """
+    tree, python = tree_root(), rank_python(command, env)
+    return None if tree is None or python is None else probe(python, env, tree)
 
 
 def _check_protocol(data: Mapping[str, Any]) -> None:

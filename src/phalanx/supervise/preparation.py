@@ -5,17 +5,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from phalanx.core.reasons import Cause
+from phalanx.kit.interpreter import own_python, tree_root
 from phalanx.launch.files import write_file
-from phalanx.launch.identity import DATA_LINKS
+from phalanx.launch.identity import DATA_LINKS, STAGED_SUFFIX
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.supervise.device_check import DeviceCheck
 from phalanx.supervise.packages.plan import VERDICT, EnvironmentPlan
+from phalanx.supervise.portable.image_python import phalanx_python
 from phalanx.supervise.processes import LaunchRequest, ProcessObserver, ProcessTree
 from phalanx.supervise.ranks.checkpoint_folder import StagedCheckpoint
 from phalanx.supervise.ranks.generation import Generation, GenerationContext
@@ -24,8 +25,6 @@ from phalanx.supervise.software_check import SoftwareCheck, read_staged
 _REQUEST = "packages.json"
 _STAGING, _STAGING_LOG = "staging.json", "staging.log"
 _RESUME, _RESUME_LOG = "resume.json", "resume.log"
-# Of the file with what was staged; see `phalanx.train.programs.staging`.
-_STAGED_SUFFIX = ".staged"
 # The exit code of a program that did not find what it was told.
 _NOT_THERE = 102
 _TAIL_BYTES = 4096
@@ -33,6 +32,11 @@ _TAIL_BYTES = 4096
 _NOT_EXECUTABLE = (126, 127)
 _SOURCE = str(Path(__file__).resolve().parents[2])
 _BUILDER = f"import sys; sys.path.insert(0, {_SOURCE!r}); from phalanx.supervise.packages.build import main; sys.exit(main(sys.argv[1]))"  # noqa: E501
+
+_NO_STAGING = (
+    "inputs are staged by the Python of the image, which must be 3.11 or newer and have numpy: "
+    "the image has none"
+)
 
 Then = Callable[[], None]
 
@@ -135,7 +139,7 @@ class EnvironmentBuild(PreparationStep):
             generation.fail(f"{self.failed}: {error}", Cause.START_FAILED)
             return
         launch = LaunchRequest(self._assignment.env, self._assignment.workdir, stdio)
-        argv = [sys.executable, "-I", "-S", "-c", _BUILDER, str(folder / _REQUEST)]
+        argv = own_python("-I", "-S", "-c", _BUILDER, str(folder / _REQUEST))
         self._start(generation, then, argv, launch)
 
     def _ended(self) -> Generation | None:
@@ -195,6 +199,10 @@ class DataStaging(PreparationStep):
         if self._held is not None or not assignment.data or assignment.data_root is None:
             then()
             return
+        python = self._python()
+        if python is None:
+            generation.fail(_NO_STAGING, Cause.USER_ERROR)
+            return
         request = {
             "root": assignment.data_root,
             "links": str(folder / DATA_LINKS),
@@ -206,13 +214,7 @@ class DataStaging(PreparationStep):
         except OSError as error:
             generation.fail(f"{self.failed}: {error}", Cause.START_FAILED)
             return
-        argv = [
-            sys.executable,
-            "-P",
-            "-m",
-            "phalanx.train.programs.staging",
-            str(folder / _STAGING),
-        ]
+        argv = [*python, "-P", "-m", "phalanx.train.programs.staging", str(folder / _STAGING)]
         launch = LaunchRequest(assignment.env, assignment.workdir, output)
         self._start(generation, then, argv, launch)
 
@@ -229,13 +231,21 @@ class DataStaging(PreparationStep):
             except OSError as error:
                 generation.fail(f"{self.failed}: {error}", Cause.START_FAILED)
                 return
-            staged = Path(self._assignment.node_dir, f"{_STAGING}{_STAGED_SUFFIX}")
+            staged = Path(self._assignment.node_dir, f"{_STAGING}{STAGED_SUFFIX}")
             self._software.take_inputs(read_staged(staged))
             self._then()
             return
         message = said.strip().rpartition("\n")[2] or f"{self.failed}: it {_how(status)}"
         cause = Cause.USER_ERROR if code == _NOT_THERE else Cause.START_FAILED
         generation.fail(message, cause, traceback=said)
+
+    def _python(self) -> list[str] | None:
+        """The Python that stages: it needs numpy, which a tree does not have. None: there is none."""
+        tree = tree_root()
+        if tree is None:
+            return own_python()
+        python = phalanx_python(None, self._assignment.env, tree)
+        return None if python is None else [python]
 
     def _hold(self, name: str) -> int:
         """Lock the copy of an input, shared. Raises OSError where it has just been deleted."""
@@ -276,7 +286,7 @@ class ResumeStaging(PreparationStep):
             generation.fail(f"{self.failed}: {error}", Cause.START_FAILED)
             return
         program = "phalanx.train.programs.resume_from"
-        argv = [sys.executable, "-P", "-m", program, str(folder / _RESUME)]
+        argv = own_python("-P", "-m", program, str(folder / _RESUME))
         launch = LaunchRequest(assignment.env, assignment.workdir, output)
         self._start(generation, then, argv, launch)
 
@@ -289,7 +299,7 @@ class ResumeStaging(PreparationStep):
         said = tail_of(folder / _RESUME_LOG)
         if code == 0:
             try:
-                body = json.loads((folder / f"{_RESUME}{_STAGED_SUFFIX}").read_bytes())
+                body = json.loads((folder / f"{_RESUME}{STAGED_SUFFIX}").read_bytes())
                 self._found = StagedCheckpoint(Path(body["path"]), int(body["step"]), body["why"])
                 generation.checkpoint_folder.begin_from(self._found)
             except (OSError, ValueError, KeyError, TypeError) as error:

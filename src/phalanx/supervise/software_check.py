@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from phalanx.core.reasons import Cause
 from phalanx.launch.command import same_python
 from phalanx.schemas.wire.supervision import InputsReport, SoftwareReport, StagedInputReport
 from phalanx.supervise.packages import installed
+from phalanx.supervise.portable.image_python import rank_python
 from phalanx.supervise.processes import LaunchRequest, ProcessObserver
 from phalanx.supervise.ranks.generation import Generation, GenerationContext
 
@@ -69,19 +69,12 @@ class SoftwareCheck(ProcessObserver):
         if self._problem is not None:
             self._go_on(generation, then)
             return
-        python = self._python()
+        python = rank_python(self._command, self._assignment.env)
         if python is None or same_python(python, sys.executable):
             found = installed.describe([] if python is None else None)
             self._conclude(generation, then, found if python else {**found, "python": ""})
             return
         self._ask(generation, then, python)
-
-    def _python(self) -> str | None:
-        """The interpreter that the ranks run, or would find first; None: there is none."""
-        if self._command is not None:
-            return self._command.python
-        path = self._assignment.env.get("PATH", "")
-        return shutil.which("python", path=path) or shutil.which("python3", path=path)
 
     def _ask(self, generation: Generation, then: Callable[[], None], python: str) -> None:
         folder = Path(self._assignment.node_dir)

@@ -24,13 +24,15 @@ class KubernetesPlatform(Platform):
         self.shared = root / "shared"
         self.shared.mkdir()
 
-    def up(self):
+    def up(self, num_nodes=3, **keys):
+        """`keys`: further ones of the pool."""
         pool = {
             "name": "kube",
             "executor": "kubernetes",
             "kubeconfig": str(self.cluster.kubeconfig),
             "image": "phalanx:test",
             "checkpoints": str(self.shared),
+            **keys,
         }
         self.file.write_text(yaml.safe_dump({"schema": 1, "pools": [pool]}))
         with (self.root / "up.log").open("ab") as log:
@@ -43,7 +45,7 @@ class KubernetesPlatform(Platform):
                 start_new_session=True,
             )
         wait_until(self._answers, "the control plane")
-        wait_until(lambda: len(self._kept_client().nodes()) == 3, "three nodes")
+        wait_until(lambda: len(self._kept_client().nodes()) == num_nodes, "nodes")
 
 
 @pytest.fixture

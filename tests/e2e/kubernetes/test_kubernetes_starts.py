@@ -59,7 +59,7 @@ def test_a_missing_image_is_a_failed_start_at_once_and_leaves_nothing(rig):
 
 def test_an_image_without_phalanx_ends_with_its_last_output(rig, monkeypatch):
     monkeypatch.setattr(
-        "phalanx.executors.kubernetes.manifests._COMMAND", ["python", "-m", "phalanx_is_not_here"]
+        "phalanx.executors.kubernetes.containers._POD", ["-m", "phalanx_is_not_here"]
     )
     (ref,) = reserve(rig, 1)
     found = ended(rig, ref)

@@ -534,3 +534,47 @@ def test_a_pod_behind_a_gate_is_given_up_and_an_unbound_one_waits():
     unbound = pod(node="", phase="Pending")
     assert deaths.hopeless(unbound, 29.0, pool())[0] is None
     assert deaths.hopeless(unbound, 31.0, pool())[0] is deaths.PodFault.UNSCHEDULABLE
+
+
+TREE_POOL = {"image": "team/train:1", "supervisor_image": "phalanx:0.1.0"}
+
+
+def made_pod(one, image=None):
+    wish = PodContract(image=image, init=(SideContainer(name="own", image="x"),))
+    names = AttemptNames("ns", "anchor")
+    told = assignment().model_copy(update={"pod": wish})
+    return pod_object(one, names, {}, "u", "d", told, PodPlace("n", "cpu", 1))["spec"]
+
+
+def test_the_supervisor_is_copied_into_images_without_phalanx():
+    spec = made_pod(pool(**TREE_POOL))
+    copy, own = spec["initContainers"]
+    assert (copy["image"], own["image"]) == ("phalanx:0.1.0", "x")
+    assert copy["command"][0] == "/opt/phalanx-tree/bin/loader"
+    assert copy["command"][-1] == "/phalanx-tree"
+    (ranks,) = spec["containers"]
+    assert ranks["command"][0] == "/phalanx-tree/bin/loader"
+    assert ranks["command"][-1] == "phalanx.executors.kubernetes.pod"
+    mounts = {one["mountPath"]: one for one in ranks["volumeMounts"]}
+    assert mounts["/phalanx-tree"] == {
+        "name": "tree",
+        "mountPath": "/phalanx-tree",
+        "readOnly": True,
+    }
+    assert {"name": "tree", "emptyDir": {}} in spec["volumes"]
+    assert "/phalanx-tree" not in [one["mountPath"] for one in own["volumeMounts"]]
+
+
+@pytest.mark.parametrize("image", ["phalanx:0.1.0", "ours/a:3", "r:5000/x@sha256:[ab]"])
+def test_images_with_phalanx_need_no_tree(image):
+    patterns = ["ours/*", "r:5000/x@sha256:[ab]"]
+    spec = made_pod(pool(**TREE_POOL, images_with_phalanx=patterns), image)
+    assert [one["name"] for one in spec["initContainers"]] == ["own"]
+    assert spec["containers"][0]["command"][0] == "python"
+    assert pool(**TREE_POOL, images_with_phalanx=patterns).needs_tree("r:5000/x@sha256:a")
+    assert not pool().needs_tree(image)
+
+
+def test_patterns_of_images_need_the_image_with_the_tree():
+    with pytest.raises(ValueError, match="has no meaning without `supervisor_image`"):
+        pool(images_with_phalanx=["a"])

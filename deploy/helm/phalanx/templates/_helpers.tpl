@@ -38,13 +38,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.home.existingClaim | default (printf "%s-home" (include "phalanx.name" .)) }}
 {{- end -}}
 
-{{- /* The pool file: pools of Kubernetes get the image and the URL where they name none. */ -}}
+{{- /* The pool file: pools of Kubernetes get the images and the URL where they name none. */ -}}
 {{- define "phalanx.pools" -}}
 {{- $pools := list -}}
 {{- range .Values.pools -}}
 {{- $pool := deepCopy . -}}
 {{- if eq (get $pool "executor" | default "local") "kubernetes" -}}
-{{- $pool = merge $pool (dict "image" (include "phalanx.image" $) "server_url" (include "phalanx.url" $)) -}}
+{{- $pool = merge $pool (dict "image" (include "phalanx.image" $) "supervisor_image" (include "phalanx.image" $) "server_url" (include "phalanx.url" $)) -}}
 {{- end -}}
 {{- $pools = append $pools $pool -}}
 {{- end -}}

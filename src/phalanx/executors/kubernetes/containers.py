@@ -6,12 +6,24 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from phalanx.core.contract.pods import PodContract, SideContainer, TaintToleration, VolumeMount
+from phalanx.kit.interpreter import command_in
 from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
 from phalanx.schemas.wire.assignments import Assignment
 
 Body = dict[str, Any]
 NO_WISHES = PodContract()
 BOOTSTRAP_DIR = "/var/run/phalanx"
+TREE_DIR = "/phalanx-tree"
+"""Where pods mount the copy of the supervisor tree."""
+TREE_IN_IMAGE = "/opt/phalanx-tree"
+"""Where `supervisor_image` has it."""
+COPY_CONTAINER = "phalanx-supervisor"
+_POD = ("-m", "phalanx.executors.kubernetes.pod")
+_COPY = ("-m", "phalanx.supervise.portable.copy", TREE_DIR)
+_COPY_RESOURCES = {
+    "requests": {"cpu": "100m", "memory": "64Mi"},
+    "limits": {"memory": "256Mi"},
+}
 # The scheduler must have something to count; a container that only waits uses less.
 _LEAST_MILLICPUS = 100
 
@@ -19,6 +31,35 @@ _LEAST_MILLICPUS = 100
 def wishes(assignment: Assignment) -> PodContract:
     """What the job asks of its pods."""
     return NO_WISHES if assignment.pod is None else assignment.pod
+
+
+def image_of(pool: KubernetesPool, assignment: Assignment) -> str:
+    """The image of the ranks."""
+    return wishes(assignment).image or pool.image
+
+
+def supervisor_command(pool: KubernetesPool, assignment: Assignment) -> list[str]:
+    """The command of the container of the ranks: with the Python of the image, or of the tree."""
+    if pool.needs_tree(image_of(pool, assignment)):
+        return command_in(TREE_DIR, *_POD)
+    return ["python", *_POD]
+
+
+def copy_of_tree(pool: KubernetesPool, assignment: Assignment) -> list[Body]:
+    """The init container that copies the supervisor tree into the pod; none where the image needs none."""
+    if not pool.needs_tree(image_of(pool, assignment)):
+        return []
+    return [
+        {
+            "name": COPY_CONTAINER,
+            "image": pool.supervisor_image,
+            "command": command_in(TREE_IN_IMAGE, *_COPY),
+            "resources": _COPY_RESOURCES,
+            "securityContext": security(pool),
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": [{"name": "tree", "mountPath": TREE_DIR}],
+        }
+    ]
 
 
 def shm_bytes(pool: KubernetesPool, assignment: Assignment) -> int:
@@ -127,7 +168,10 @@ def volumes(
     found: list[Body] = [
         {"name": "bootstrap", "secret": {"secretName": secret, "defaultMode": 0o444}}
     ]
-    own: Body = {"name": "bootstrap", "mountPath": BOOTSTRAP_DIR, "readOnly": True}
+    own: list[Body] = [{"name": "bootstrap", "mountPath": BOOTSTRAP_DIR, "readOnly": True}]
+    if pool.needs_tree(image_of(pool, assignment)):
+        found.append({"name": "tree", "emptyDir": {}})
+        own.append({"name": "tree", "mountPath": TREE_DIR, "readOnly": True})
     shared: list[Body] = []
     size = shm_bytes(pool, assignment)
     if size:
@@ -137,7 +181,7 @@ def volumes(
         name = f"mount-{number}"
         found.append({"name": name, **_source(one)})
         shared.append({"name": name, "mountPath": one.path, "readOnly": one.read_only})
-    return found, [own, *shared], shared
+    return found, [*own, *shared], shared
 
 
 def merged_mounts(pool: KubernetesPool, wish: PodContract) -> tuple[VolumeMount, ...]:

@@ -24,7 +24,6 @@ NODE_ROOT = "/tmp/phalanx"
 MAX_BOOTSTRAP_BYTES = 900_000
 # Beyond the grace period of the job: the supervisor reports, and its parent writes the exit record.
 _LEAVE_S = 15
-_COMMAND = ["python", "-m", "phalanx.executors.kubernetes.pod"]
 _ATTEMPT_LABEL = "phalanx.dev/attempt"
 
 
@@ -160,7 +159,10 @@ def pod_object(
         "containers": [_container(pool, assignment, place, mounts)],
     }
     given = {
-        "initContainers": containers.before_ranks(pool, wish, shared),
+        "initContainers": [
+            *containers.copy_of_tree(pool, assignment),
+            *containers.before_ranks(pool, wish, shared),
+        ],
         "nodeSelector": {**pool.node_selector, **wish.node_selector},
         "serviceAccountName": wish.service_account or pool.service_account,
         "priorityClassName": wish.priority_class or pool.priority_class,
@@ -205,8 +207,8 @@ def _container(
     pod_ip = {"fieldRef": {"fieldPath": "status.podIP"}}
     return {
         "name": CONTAINER,
-        "image": containers.wishes(assignment).image or pool.image,
-        "command": _COMMAND,
+        "image": containers.image_of(pool, assignment),
+        "command": containers.supervisor_command(pool, assignment),
         "env": [
             {"name": "PHALANX_BOOTSTRAP", "value": BOOTSTRAP_DIR},
             {"name": "PHALANX_POD_NODE_RANK", "value": str(assignment.node_rank)},

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import UserError
-from phalanx.executors.node_files import CodeUnavailable, NodeFiles, place, source_of
+from phalanx.executors.node_files import (
+    MACHINE_VARIABLES,
+    CodeUnavailable,
+    NodeFiles,
+    place,
+    source_of,
+)
+from phalanx.kit.interpreter import own_python
 from phalanx.launch import linux
 from phalanx.launch.files import last_line, write_file
 from phalanx.launch.identity import ASSIGNMENT_NAME, EXIT_NAME, LOG_NAME, SupervisorRecord
@@ -29,7 +36,10 @@ MAX_MESSAGE_BYTES = 4096
 _FETCH_TRIES = 20
 _REAPER_S = 5.0
 _SHORT = 300
-_OWN_VARIABLES = ("PHALANX_BOOTSTRAP", "PHALANX_POD_NODE_RANK", "PHALANX_NODE_ROOT")
+_OWN_VARIABLES = (
+    *("PHALANX_BOOTSTRAP", "PHALANX_POD_NODE_RANK", "PHALANX_NODE_ROOT"),
+    *("PHALANX_TERMINATION_LOG", "PHALANX_POD_IP"),
+)
 
 
 def main(env: Mapping[str, str]) -> int:
@@ -45,7 +55,7 @@ def main(env: Mapping[str, str]) -> int:
             env["PHALANX_POD_NODE_RANK"],
             env.get("PHALANX_POD_IP", ""),
         )
-        node_dir = _prepare(assignment, Path(env["PHALANX_NODE_ROOT"]))
+        node_dir = _prepare(assignment, env)
     except (CodeUnavailable, UserError, OSError, ValueError, KeyError) as error:
         _tell(message, f"the supervisor cannot start: {error}".encode())
         print(f"the supervisor cannot start: {error}", file=sys.stderr)  # noqa: T201
@@ -68,7 +78,24 @@ def bootstrap(folder: Path, node_rank: str, address: str) -> dict[str, Any]:
     return {**common, **nodes[node_rank], "address": address}
 
 
-def _prepare(assignment: dict[str, Any], root: Path) -> Path:
+def environment(assignment: Mapping[str, Any], image: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the ranks: those of the image, then those of the job.
+
+    Of the variables that describe a machine, those of the control plane's machine do not count here.
+    """
+    of_job = frozenset(assignment.get("own_env") or ())
+    given = {
+        name: value
+        for name, value in assignment["env"].items()
+        if name in of_job or name not in MACHINE_VARIABLES
+    }
+    own = {name: value for name, value in image.items() if name not in _OWN_VARIABLES}
+    return {"LANG": "C.UTF-8", "PATH": os.defpath, **own, **given}
+
+
+def _prepare(assignment: dict[str, Any], env: Mapping[str, str]) -> Path:
+    root = Path(env["PHALANX_NODE_ROOT"])
+    assignment["env"] = environment(assignment, env)
     files = NodeFiles(root)
     facts = assignment["gang"]
     key = facts["job"]["num"], facts["attempt"], assignment["node_rank"]
@@ -97,24 +124,37 @@ def _bring(files: NodeFiles, assignment: dict[str, Any], code: Path) -> None:
 
 
 def _supervise(node_dir: Path, env: Mapping[str, str], leaving: list[int]) -> int:
-    argv = [
-        sys.executable,
-        "-m",
-        "phalanx.supervise",
-        "--assignment",
-        str(node_dir / ASSIGNMENT_NAME),
-    ]
+    argv = own_python("-m", "phalanx.supervise", "--assignment", str(node_dir / ASSIGNMENT_NAME))
     own = {name: value for name, value in env.items() if name not in _OWN_VARIABLES}
     with open(node_dir / LOG_NAME, "ab") as log:
         supervisor = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=own, cwd=node_dir
         )
-    signal.signal(signal.SIGTERM, lambda *_: supervisor.send_signal(signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: _terminate(supervisor))
     if leaving:
-        supervisor.send_signal(signal.SIGTERM)
-    status = supervisor.wait()
+        _terminate(supervisor)
+    status = wait_for(supervisor)
     _end_rest(node_dir)
     return status if status >= 0 else 128 - status
+
+
+def _terminate(supervisor: subprocess.Popen[bytes]) -> None:
+    """Send SIGTERM. `Popen.send_signal` would take the status that `wait_for` waits for."""
+    if supervisor.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(supervisor.pid, signal.SIGTERM)
+
+
+def wait_for(supervisor: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of the supervisor; returns its status as `Popen.wait` does.
+
+    The first process of a container becomes the parent of orphans, and nothing else takes their statuses.
+    """
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == supervisor.pid:
+            supervisor.returncode = os.waitstatus_to_exitcode(status)
+            return supervisor.returncode
 
 
 def _end_rest(node_dir: Path) -> None:

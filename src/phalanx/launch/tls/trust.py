@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import http.client
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from phalanx.errors import UserError
+from phalanx.kit.interpreter import AUTHORITIES, tree_root
 
 MAX_CA_BYTES = 256 << 10
 """The longest file of authorities."""
+# Where distributions keep the authorities that they and their administrators accept.
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
 _EXPIRED, _NOT_YET = 10, 9
 _NAMES = (62, 64)  # another host name, another address
 _UNKNOWN = (18, 19, 20, 21)  # self-signed, or signed by an authority that is not accepted
@@ -42,13 +50,26 @@ def read_ca(path: Path) -> str:
 def client_context(ca: str = "") -> ssl.SSLContext:
     """What a client accepts: the given authorities alone, or those of the system. Raises ssl.SSLError."""
     if not ca:
-        return ssl.create_default_context()
+        return _of_system(tree_root(), ssl.get_default_verify_paths())
     if "-----BEGIN CERTIFICATE-----" not in ca:
         raise ssl.SSLError("no certificate in PEM")
     context = ssl.create_default_context(cadata=ca)
     # A certificate that is pinned itself is an authority, also when another one signed it.
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
     return context
+
+
+def _of_system(
+    tree: Path | None, paths: ssl.DefaultVerifyPaths, bundles: Iterable[str] = _BUNDLES
+) -> ssl.SSLContext:
+    """The authorities of the file system; those of a tree where the file system has none.
+
+    OpenSSL of a tree looks where the system that the tree was built on has them.
+    """
+    if tree is None or paths.cafile:
+        return ssl.create_default_context()
+    found = next((one for one in bundles if Path(one).is_file()), str(tree / AUTHORITIES))
+    return ssl.create_default_context(cafile=found)
 
 
 def connection(

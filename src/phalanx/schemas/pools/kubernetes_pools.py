@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -24,6 +25,7 @@ from phalanx.schemas.spec.pods.mounts import Mount, is_below, short_mount, twice
 
 _Path = Annotated[str, Field(strict=True, max_length=4096, pattern="^/")]
 _Url = Annotated[str, Field(strict=True, max_length=4096, pattern=r"^https?://[^/\s]+$")]
+_Image = Annotated[str, Field(strict=True, min_length=1, max_length=1024, pattern=r"^\S+$")]
 _DnsName = Annotated[
     str, Field(strict=True, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
 ]
@@ -31,6 +33,11 @@ _Resource = Annotated[
     str, Field(strict=True, max_length=316, pattern=r"^[a-z0-9.-]+(/[A-Za-z0-9._-]+)?$")
 ]
 PROJECT = "{project}"
+
+
+def _literal(pattern: str) -> str:
+    """A pattern in which only * is special: image names with digests and ports have other signs."""
+    return re.sub(r"[?\[]", lambda found: f"[{found[0]}]", pattern)
 
 
 def _mount(text: str) -> str:
@@ -76,8 +83,14 @@ class KubernetesPool(NodeTraits):
             description="Namespace of the pods; {project} in it becomes the name of the project.",
         )
     )
-    image: Annotated[str, Field(strict=True, min_length=1, max_length=1024, pattern=r"^\S+$")] = (
-        Field(description="Container image of the jobs; it has this version of Phalanx installed.")
+    image: _Image = Field(description="Container image of jobs that name none.")
+    supervisor_image: _Image | None = optional(
+        "Image with the supervisor tree, which is copied into pods; absent: all images of jobs have "
+        "this version of Phalanx installed."
+    )
+    images_with_phalanx: Annotated[list[_Image], Field(max_length=64)] = Field(
+        default_factory=list,
+        description="Images with this version of Phalanx, which need no copy of the tree; * is any text.",
     )
     image_pull_secrets: Annotated[list[_DnsName], Field(max_length=8)] = Field(
         default_factory=list, description="Secrets of the namespace for private registries."
@@ -185,6 +198,20 @@ class KubernetesPool(NodeTraits):
             if one.kind == "hostpath" and not is_below(one.source, self.host_paths):
                 raise ValueError(f"mounts: {one.source} of the nodes is not below `host_paths`")
         return self
+
+    @model_validator(mode="after")
+    def _tree_is_named(self) -> KubernetesPool:
+        if self.images_with_phalanx and self.supervisor_image is None:
+            raise ValueError("images_with_phalanx: has no meaning without `supervisor_image`")
+        return self
+
+    def needs_tree(self, image: str) -> bool:
+        """Whether the supervisor has to be copied into the pods of an image."""
+        if self.supervisor_image is None:
+            return False
+        # The image of the tree has Phalanx installed as well.
+        patterns = (*self.images_with_phalanx, self.supervisor_image)
+        return not any(fnmatchcase(image, _literal(one)) for one in patterns)
 
     @property
     def volumes(self) -> tuple[VolumeMount, ...]:

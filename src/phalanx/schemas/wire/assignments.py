@@ -68,6 +68,7 @@ class Assignment(Message):
     data: dict[str, str] = Field(default_factory=dict)  # inputs to stage: path or URL by name
     data_root: str | None = None  # folder of this node for copies of inputs
     env: dict[str, str]
+    own_env: list[str] = Field(default_factory=list)  # names in `env` that the job itself sets
     secrets: list[str] = Field(default_factory=list)
     own_secrets: dict[str, str] = Field(default_factory=dict)  # name to layer in the file
     own_secrets_file: str | None = None

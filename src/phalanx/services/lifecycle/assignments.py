@@ -135,6 +135,7 @@ def _assignment(
         data=dict(contract.data),
         data_root=str(home.data_dir) if contract.data else None,
         env=env,
+        own_env=sorted({*contract.env, *gang.role.env} & env.keys()),
         secrets=list(contract.secrets),
         own_secrets=own,
         own_secrets_file=str(home.job_secrets_file(num)) if own else None,

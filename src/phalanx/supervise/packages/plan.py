@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx.kit.interpreter import tree_root
 from phalanx.launch.command import PythonCommand
 from phalanx.supervise.packages.environments import EnvironmentStore
 
@@ -79,6 +80,10 @@ def environment_plan(
     from phalanx.supervise.packages import interpreter, requirements
 
     python = command.python if command is not None else _found(env)
+    if python is None:
+        return EnvironmentPlan(
+            problem="`python` needs a Python in the image, and its PATH has none"
+        )
     workdir = Path(data["workdir"])
     try:
         own = os.path.realpath(python) == os.path.realpath(sys.executable)
@@ -93,8 +98,9 @@ def environment_plan(
     return plan
 
 
-def _found(env: Mapping[str, str]) -> str:
+def _found(env: Mapping[str, str]) -> str | None:
     for name in ("python", "python3"):
         if (found := shutil.which(name, path=env.get("PATH", ""))) is not None:
             return found
-    return sys.executable
+    # The Python of a tree is no base: it belongs to the supervisor.
+    return sys.executable if tree_root() is None else None

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from phalanx.kit.interpreter import own_python
 from phalanx.launch.authentication import listen_on
 from phalanx.supervise.processes import LaunchRequest, ProcessObserver, ProcessTree
 
@@ -65,7 +65,7 @@ def start(
     log = Path(folder, "rendezvous.log")
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     launch = LaunchRequest(guarded, folder, (listening.detach(), output, output))
-    command = [sys.executable, "-P", "-m", _MODULE]
+    command = own_python("-P", "-m", _MODULE)
     # Nothing follows from its end: without it the ranks fail by themselves, with their own message.
     processes.start_command(command, launch, ProcessObserver(), folder)
 

@@ -23,6 +23,7 @@ from phalanx.executors.kubernetes.credentials import from_kubeconfig
 from phalanx.executors.kubernetes.quantities import amounts, requested
 from phalanx.executors.kubernetes.reflector import Reflector
 from phalanx.kit.text import random_hex
+from phalanx.testing.kubernetes.image_root import ImageRoot
 from phalanx.testing.kubernetes.pod_processes import ADDRESS, PodProcesses, kill_below
 
 _LOOK_S = 0.05
@@ -40,7 +41,10 @@ class FakeNode:
 
 
 class ProcessKubelet:
-    """The scheduler and the kubelets of a cluster. `images` without an entry here cannot be pulled."""
+    """The scheduler and the kubelets of a cluster.
+
+    Containers see the files of this machine, apart from those with an image in `images`.
+    """
 
     def __init__(self, kubeconfig: Path, root: Path) -> None:
         self.client = KubernetesClient(from_kubeconfig(kubeconfig))
@@ -48,7 +52,8 @@ class ProcessKubelet:
         self.nodes: dict[str, FakeNode] = {}
         self.running: dict[str, PodProcesses] = {}
         self.starts: dict[str, int] = {}  # containers ever started, by pod name
-        self.missing_images: set[str] = set()
+        self.missing_images: set[str] = set()  # these cannot be pulled
+        self.images: dict[str, ImageRoot] = {}  # root folders, by name
         self._lock = threading.RLock()
         self._closed = False
         self._pods = Reflector(self.client, "/api/v1/pods")
@@ -217,7 +222,9 @@ class ProcessKubelet:
                 self._status(_path(pod), {key: states})
                 return
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
-        self.running[uid] = PodProcesses(pod, self.root / "pods" / uid, self._secrets(pod))
+        self.running[uid] = PodProcesses(
+            pod, self.root / "pods" / uid, self._secrets(pod), self.images
+        )
         self.starts[name] = self.starts.get(name, 0) + 1
         self._advance(pod, self.running[uid])
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.launch import linux
+from phalanx.testing.kubernetes.image_root import ImageRoot
 
 ADDRESS = "127.0.0.1"
 Object = dict[str, Any]
@@ -24,8 +25,16 @@ class PodProcesses:
     `process` is the main container's; None while init containers run, and where one of them failed.
     """
 
-    def __init__(self, pod: Object, root: Path, secrets: Mapping[str, Mapping[str, bytes]]) -> None:
+    def __init__(
+        self,
+        pod: Object,
+        root: Path,
+        secrets: Mapping[str, Mapping[str, bytes]],
+        images: Mapping[str, ImageRoot],
+    ) -> None:
+        """`images`: those that have a root folder; containers of others see this machine."""
         self.root = root
+        self._images = images
         self.node: str = pod["spec"]["nodeName"]
         self.namespace: str = pod["metadata"]["namespace"]
         self.name: str = pod["metadata"]["name"]
@@ -126,6 +135,15 @@ class PodProcesses:
     # -- inside ------------------------------------------------------------------------------------
 
     def _start(self, container: Object) -> subprocess.Popen[bytes]:
+        image = self._images.get(container["image"])
+        if image is not None:
+            env = {
+                entry["name"]: ADDRESS if "valueFrom" in entry else str(entry["value"])
+                for entry in container.get("env") or ()
+            }
+            words = [*container.get("command", ()), *(container.get("args") or ())]
+            with open(self.root / "log", "ab") as log:
+                return image.start(words, env, self._seen, log.fileno())
         env = {"PATH": f"{Path(sys.executable).parent}:{os.defpath}", "HOME": str(self.root)}
         for entry in container.get("env") or ():
             env[entry["name"]] = (

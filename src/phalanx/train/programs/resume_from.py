@@ -26,8 +26,8 @@ from phalanx.errors import (
     PlatformError,
 )
 from phalanx.kit.text import random_hex
+from phalanx.launch.identity import STAGED_SUFFIX
 from phalanx.train.gang import context
-from phalanx.train.programs.staging import STAGED
 
 NOT_USABLE = 102
 _NOT_THERE = "there is no committed checkpoint here"
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             said, code = [*said, f"{place}: {error.strerror}"], 1
         else:
             body = {"path": str(path), "step": manifest.step, "why": manifest.why}
-            Path(words[0] + STAGED).write_text(json.dumps(body))
+            Path(words[0] + STAGED_SUFFIX).write_text(json.dumps(body))
             return 0
     sys.stdout.write(f"resume_from: {'; '.join(said)}\n")
     return code

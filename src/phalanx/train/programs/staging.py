@@ -30,13 +30,12 @@ from phalanx.core.contract.provenance import InputFingerprint
 from phalanx.core.contract.secrecy import redacted
 from phalanx.errors import DataCorrupt, DataUnavailable, NotFound, PlatformError, UserError
 from phalanx.kit.units import format_size
+from phalanx.launch.identity import STAGED_SUFFIX
 from phalanx.train.data.readers.cache import NodeCache
 from phalanx.train.data.readers.index import Index
 from phalanx.train.data.readers.locating import DataLocation, load_index, locate
 from phalanx.train.data.readers.sources import LocalSource, ObjectSource
 
-STAGED = ".staged"
-"""The suffix, at the name of the request, of the file with what was found."""
 _THREADS = 8
 _CHUNK = 1 << 22
 # Space that a copy leaves free on the disk.
@@ -73,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = []
         for name, where in request["inputs"].items():
             found.append(stage(name, where, root, links))
-        Path(words[0] + STAGED).write_text(json.dumps([asdict(one) for one in found]))
+        Path(words[0] + STAGED_SUFFIX).write_text(json.dumps([asdict(one) for one in found]))
     except PlatformError as error:
         _say(f"data {name}: {error}")
         return error.exit_code

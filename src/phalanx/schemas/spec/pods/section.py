@@ -26,7 +26,10 @@ _OUR_ANNOTATIONS = (
     "karpenter.sh/do-not-disrupt",
 )
 _COUNTED = ("cpu", "memory", "nvidia.com/gpu", "amd.com/gpu", "google.com/tpu")
-_OWN_CONTAINER = "ranks"
+_OWN_CONTAINERS = {
+    "ranks": "the container of the ranks",
+    "phalanx-supervisor": "the container that brings the supervisor",
+}
 
 DnsName = Annotated[
     str, Field(strict=True, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
@@ -110,8 +113,8 @@ class PodContainer(Section):
     @field_validator("name")
     @classmethod
     def _is_free(cls, name: str) -> str:
-        if name == _OWN_CONTAINER:
-            raise ValueError(f"{_OWN_CONTAINER} is the name of the container of the ranks")
+        if name in _OWN_CONTAINERS:
+            raise ValueError(f"{name} is the name of {_OWN_CONTAINERS[name]}")
         return name
 
     def to_core(self) -> SideContainer:

@@ -21,6 +21,7 @@ from typing import IO, Any
 from phalanx.checkpoint.digest import Digest
 from phalanx.checkpoint.remote_store import client_options
 from phalanx.errors import DataUnavailable, NotFound, NotSupported, PermissionDenied, PlatformError
+from phalanx.kit.interpreter import own_python
 
 _CHUNK_BYTES = 4 << 20
 _RAISED: dict[str, type[PlatformError]] = {
@@ -106,7 +107,7 @@ class RemoteStore:
 
     def _start(self) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
-            [sys.executable, "-m", "phalanx.train.data.readers.remote"],
+            own_python("-m", "phalanx.train.data.readers.remote"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
