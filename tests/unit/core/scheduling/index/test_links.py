@@ -95,7 +95,7 @@ class TestShapes:
         policy = JobPolicy(shape, splits=shape.splits(2))
         (part,) = policy.parts(4)
         assert (part.num_nodes, part.ranks_per_node, part.slots_per_node) == (4, 2, 4)
-        assert {policy.parts(n)[0].world_size for n in (1, 2, 4, 8)} == {8}
+        assert {policy.parts(n)[0].num_ranks for n in (1, 2, 4, 8)} == {8}
 
     def test_the_nodes_of_other_roles_do_not_change_the_first_ones_shape(self):
         shape = GangShape(1, 8, 8)
