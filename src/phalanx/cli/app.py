@@ -142,6 +142,7 @@ for _program, _panel in (
     (programs.plan, _TRAIN),
     (programs.data, _TRAIN),
     (programs.simulate, _PLATFORM),
+    (programs.operator, _PLATFORM),
 ):
     app.command(rich_help_panel=_panel, context_settings=programs.PASS_ARGUMENTS)(_program)
 app.add_typer(cost_app, rich_help_panel=_LOOK)

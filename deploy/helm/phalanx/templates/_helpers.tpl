@@ -71,4 +71,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- fail "serviceMonitor: needs token.existingSecret, a token with the scope metrics, and ca.existingSecret, the authority of the API" -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.operator.enabled -}}
+{{- if or (not .Values.operator.token.existingSecret) (not .Values.operator.ca.existingSecret) -}}
+{{- fail "operator: needs token.existingSecret, a token with the scope submit, and ca.existingSecret, the authority of the API" -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -52,3 +53,19 @@ def simulate(ctx: typer.Context) -> None:
         if value:
             env[name] = value
     run_module("phalanx.sim", ["--home", str(session.home), *ctx.args], env)
+
+
+def operator(ctx: typer.Context) -> None:
+    """Serve PyTorchJobs, JobSets and Jobs of a Kubernetes cluster as jobs of the control plane."""
+    session: Session = ctx.obj
+    env = dict(session.invocation.env)
+    for name, value in (
+        ("PHALANX_URL", session.url),
+        ("PHALANX_TOKEN", session.token),
+        ("PHALANX_CA_FILE", session.ca_file and str(session.invocation.cwd / session.ca_file)),
+    ):
+        if value:
+            env[name] = value
+    sys.stdout.flush()
+    # In place of this process: signals of a container reach the operator.
+    os.execve(sys.executable, [sys.executable, "-m", "phalanx.operator", *ctx.args], env)

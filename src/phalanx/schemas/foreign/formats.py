@@ -171,6 +171,14 @@ def convert(
     return found
 
 
+def convert_object(text: str, origin: str) -> Conversion:
+    """The conversion of one object that a cluster holds: nothing in it is a placeholder.
+
+    Raises SpecInvalid where the object is of no kind that is converted.
+    """
+    return _object(text, origin, ConversionLog(origin))
+
+
 def _task_of(text: str, origin: str) -> tuple[TaskFormat | None, set[str]] | None:
     """The format of a text without kinds, and the names of its variables; None for any other text."""
     try:

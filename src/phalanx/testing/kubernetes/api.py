@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,12 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 from phalanx.testing.kubernetes.admission import FakeAdmission
+from phalanx.testing.kubernetes.custom import JOBS, CustomKind
 from phalanx.testing.kubernetes.objects import CLUSTER_WIDE, ApiError, KubernetesObjects, Object
 
 _BOOKMARK_S = 1.0
+_GROUPS = ("apps/v1", "admissionregistration.k8s.io/v1")
+"""Groups of the API beside the core, without those of custom resources."""
 
 
 class FakeKubernetes:
@@ -36,6 +39,7 @@ class FakeKubernetes:
         self.calls: list[tuple[str, str]] = []  # verb and plural of every request
         self.groups: dict[str, tuple[str, ...]] = {}  # plurals of further kinds, by group/version
         self.admission = FakeAdmission()
+        self.custom: dict[str, CustomKind] = {JOBS.plural: JOBS}  # by plural
         self.lock = threading.Lock()
         self._order: dict[str, tuple[int, list[tuple[tuple[str, str], Object]]]] = {}
         self._server = _serve(self)
@@ -63,6 +67,11 @@ class FakeKubernetes:
         """Create a namespace."""
         self.store.create("namespaces", "", {"metadata": {"name": name}})
 
+    def add_custom(self, path: Path) -> None:
+        """Install the CustomResourceDefinition of a file."""
+        kind = CustomKind.read(path)
+        self.custom[kind.plural] = kind
+
     def close(self) -> None:
         """Stop listening and end all watches."""
         self.away = True
@@ -77,10 +86,9 @@ class FakeKubernetes:
         """The body of an answer. Raises ApiError."""
         parts = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        if method == "GET" and parts.path.removeprefix("/apis/") in self.groups:
-            plurals = self.groups[parts.path.removeprefix("/apis/")]
-            return {"kind": "APIResourceList", "resources": [{"name": one} for one in plurals]}
-        plural, namespace, name, sub = _route(parts.path, self.groups)
+        if (group := self._group(parts.path)) is not None:
+            return group
+        plural, namespace, name, sub = self._route(parts.path)
         verb = _verb(method, name)
         with self.lock:
             self.calls.append((verb, plural))
@@ -99,15 +107,28 @@ class FakeKubernetes:
         if verb == "patch":
             return self._patch((plural, namespace, name, sub), body, kind)
         if verb == "update":
-            return self.store.update(plural, namespace, name, body)
+            return self._update((plural, namespace, name, sub), body)
         if sub == "binding":
             return self._bind(namespace, name, body)
+        return self._create(plural, namespace, body, query)
+
+    def _create(self, plural: str, namespace: str, body: Object, query: dict[str, str]) -> Object:
         with self.store.changed:
             if plural == "pods":
                 self.admission.check(self.store, namespace, body)
             if query.get("dryRun") == "All":
                 return self.store.tried(plural, namespace, body)
+            if plural in self.custom:
+                body = self.custom[plural].created(body)
             return self.store.create(plural, namespace, body)
+
+    def _update(self, path: tuple[str, str, str, str], body: Object) -> Object:
+        plural, namespace, name, sub = path
+        kind = self.custom.get(plural)
+        with self.store.changed:
+            if kind is not None:
+                body = kind.updated(self.store.get(plural, namespace, name), body, sub)
+            return self.store.update(plural, namespace, name, body)
 
     def _bind(self, namespace: str, name: str, body: Object) -> Object:
         with self.store.changed:
@@ -122,6 +143,7 @@ class FakeKubernetes:
         plural, namespace, name, sub = path
         with self.store.changed:
             one = self.store.get(plural, namespace, name)
+            uid = one["metadata"]["uid"]
             if kind == "application/json-patch+json":
                 for step in body:
                     _json_patch(one, step)
@@ -129,7 +151,9 @@ class FakeKubernetes:
                 one["status"] = _merged(one.get("status") or {}, body.get("status") or {})
             else:
                 one = _merged(one, body)
-            return self.store.update(plural, namespace, name, one)
+            if one["metadata"]["uid"] != uid:
+                raise ApiError(409, "Conflict", f"the uid is {uid}")
+            return self._update(path, one)
 
     def _list(self, plural: str, namespace: str, query: dict[str, str]) -> Object:
         with self.store.changed:
@@ -162,11 +186,43 @@ class FakeKubernetes:
             self._order[plural] = (self.store.version, known)
         return known
 
+    def _group(self, path: str) -> Object | None:
+        """The resources of a group of the API, where a path asks for them."""
+        words = [one for one in path.split("/") if one]
+        if len(words) != 3 or words[0] != "apis":
+            return None
+        name = "/".join(words[1:])
+        known = [
+            {"name": one.plural, "kind": one.kind}
+            for one in self.custom.values()
+            if [one.group, one.version] == words[1:]
+        ]
+        known += [{"name": one} for one in self.groups.get(name, ())]
+        if not known and name not in _GROUPS:
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        return {"kind": "APIResourceList", "groupVersion": name, "resources": known}
+
+    def _route(self, path: str) -> tuple[str, str, str, str]:
+        """Plural, namespace, name and subresource of a path. Raises ApiError."""
+        words = [one for one in path.split("/") if one]
+        group = "/".join(words[1:3])
+        if words[:2] == ["api", "v1"]:
+            words = words[2:]
+        elif words[:1] == ["apis"] and (group in _GROUPS or self._group(f"/apis/{group}")):
+            words = words[3:]
+        else:
+            raise ApiError(404, "NotFound", f"there is no {path}")
+        namespace = ""
+        if len(words) > 2 and words[0] == "namespaces":
+            namespace, words = words[1], words[2:]
+        words += [""] * (3 - len(words))
+        return words[0], "" if words[0] in CLUSTER_WIDE else namespace, words[1], words[2]
+
     def watch(self, target: str) -> Iterator[Object]:
         """The events of a watch, until its time is over."""
         parts = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        plural, namespace, _, _ = _route(parts.path, self.groups)
+        plural, namespace, _, _ = self._route(parts.path)
         until = time.monotonic() + float(query.get("timeoutSeconds", 300))
         seen = int(query["resourceVersion"])
         told_at = time.monotonic()
@@ -194,21 +250,6 @@ class FakeKubernetes:
                 }
 
 
-def _route(path: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, str, str, str]:
-    """Plural, namespace, name and subresource of a path. Raises ApiError."""
-    words = [one for one in path.split("/") if one]
-    if words[:1] == ["apis"] and "/".join(words[1:3]) in groups:
-        words = words[1:]
-    elif words[:2] != ["api", "v1"]:
-        raise ApiError(404, "NotFound", f"there is no {path}")
-    words = words[2:]
-    namespace = ""
-    if len(words) > 2 and words[0] == "namespaces":
-        namespace, words = words[1], words[2:]
-    words += [""] * (3 - len(words))
-    return words[0], "" if words[0] in CLUSTER_WIDE else namespace, words[1], words[2]
-
-
 def _verb(method: str, name: str) -> str:
     if method == "GET":
         return "get" if name else "list"
@@ -221,8 +262,8 @@ def _matches(one: Object, namespace: str, query: dict[str, str]) -> bool:
         return False
     labels = meta.get("labels") or {}
     for term in filter(None, query.get("labelSelector", "").split(",")):
-        name, _, value = term.partition("=")
-        if labels.get(name) != value:
+        name, equals, value = term.partition("=")
+        if name not in labels or (equals and labels[name] != value):
             return False
     for term in filter(None, query.get("fieldSelector", "").split(",")):
         path, negated, value = term.partition("!=")

@@ -13,7 +13,7 @@ from phalanx.kit.text import random_hex
 
 Object = dict[str, Any]
 Key = tuple[str, str, str]  # plural, namespace, name
-CLUSTER_WIDE = ("nodes", "namespaces", "persistentvolumes")
+CLUSTER_WIDE = ("nodes", "namespaces", "persistentvolumes", "validatingwebhookconfigurations")
 
 
 class ApiError(Exception):
