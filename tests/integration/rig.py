@@ -51,6 +51,7 @@ _SAMPLES = {
     "{schedule}": "nightly",
     "{template}": "tune",
     "{bill}": "november",
+    "{tunnel}": "0" * 32,
 }
 
 

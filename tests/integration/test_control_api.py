@@ -48,6 +48,8 @@ _OPEN = {
     "/api/v1/login/finish": 422,
     "/api/v1/supervisors/code/{digest}": 422,
     "/api/v1/supervisors/secrets": 422,
+    "/api/v1/supervisors/tunnels": 422,
+    "/api/v1/supervisors/tunnels/{tunnel}": 422,
 }
 _REPORTS = ("/api/v1/jobs/{num}/metrics", "/api/v1/jobs/{num}/trainer-status")
 

@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from integration.test_control_deletion import held_up
 from phalanx.core.cost.anomalies import AnomalyKey, AnomalyScope
 from phalanx.core.cost.anomaly_life import AnomalyCause, AnomalyDay, AnomalyState, CostAnomaly
 from phalanx.core.tenancy.principals import HOME_CALLER
+from phalanx.executors.protocol import Leftovers
 from phalanx.schemas.wire.supervision import CheckpointReport
 from phalanx.server.access import AccessTable, Of
 from phalanx.server.app import create_app
@@ -157,6 +159,15 @@ def with_checkpoint(stage: Stage) -> None:
     node.sync(CheckpointReport(seq=node.next_seq(), generation=0, step=5, path=str(path), at=at))
 
 
+def cluster_with_leftovers(stage: Stage) -> None:
+    """A cluster that another control plane has left pods in."""
+    platform = stage.rig.platform
+    left = Leftovers("dead", False, 2, 1, ("j-1",), ("phalanx-default",))
+    platform.executor.leftovers = lambda pool: [left]
+    platform.executor.forget = lambda pool, owner: left.num_pods
+    object.__setattr__(platform, "clusters", SimpleNamespace(names=lambda: ["far"]))
+
+
 @dataclass(frozen=True)
 class Change:
     """One successful request of a route: what has to be there before, its body, and its path."""
@@ -233,6 +244,9 @@ CHANGES: dict[Call, Change] = {
     ("POST", "/api/v1/jobs/{num}/stacks"): Change(running),
     ("POST", "/api/v1/jobs/{num}/saves"): Change(running),
     ("POST", "/api/v1/jobs/{num}/profiles"): Change(running, {}),
+    ("POST", "/api/v1/jobs/{num}/tunnels"): Change(
+        running, {"kind": "exec", "command": ["ls"]}, is_new=True
+    ),
     ("POST", "/api/v1/nodes/{name}/drain"): Change(json={}, is_new=True),
     ("POST", "/api/v1/nodes/{name}/undrain"): Change(
         made(("POST", "/api/v1/nodes/{name}/drain", {})), is_removal=True
@@ -240,6 +254,12 @@ CHANGES: dict[Call, Change] = {
     ("POST", "/api/v1/pools/apply"): Change(json=POOL, is_new=True),
     ("DELETE", "/api/v1/pools/{name}"): Change(
         made(("POST", "/api/v1/pools/apply", POOL)), path="/api/v1/pools/p", is_removal=True
+    ),
+    ("POST", "/api/v1/pools/{name}/forget"): Change(
+        cluster_with_leftovers,
+        {"owner": "dead"},
+        path="/api/v1/pools/far/forget",
+        is_removal=True,
     ),
     ("POST", "/api/v1/projects/apply"): Change(json=PROJECT, is_new=True),
     ("DELETE", "/api/v1/projects/{name}"): Change(
@@ -296,6 +316,8 @@ ELSEWHERE = {("POST", "/logout"), ("DELETE", "/api/v1/tokens/{name}")}
 NO_CHANGES = {
     ("POST", "/api/v1/clients/hello"),  # keeps an embedded server up
     ("POST", "/api/v1/studies/check"),  # stores nothing
+    ("POST", "/api/v1/jobs/{num}/tunnels/{tunnel}"),  # bytes of a tunnel, which was audited
+    ("DELETE", "/api/v1/jobs/{num}/tunnels/{tunnel}"),
 }
 
 

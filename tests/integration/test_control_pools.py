@@ -6,6 +6,7 @@ import hashlib
 import io
 import tarfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -15,8 +16,15 @@ from integration.test_control_job_life import launch
 from phalanx.core.gang.placement import Node, NodeShare, Placement
 from phalanx.core.reasons import Cause
 from phalanx.core.scaling.model import ScalingPolicy
-from phalanx.errors import ExecutorUnavailable, LaunchError, NotSupported, SpecInvalid
-from phalanx.executors.protocol import SupervisorRef
+from phalanx.errors import (
+    Conflict,
+    ExecutorUnavailable,
+    LaunchError,
+    NotFound,
+    NotSupported,
+    SpecInvalid,
+)
+from phalanx.executors.protocol import Leftovers, SupervisorRef
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.wire import supervision as wire
@@ -353,3 +361,37 @@ def test_a_pool_that_is_dropped_ends_its_connections(rig: Rig) -> None:
     routed = RoutedExecutor({"a": one, "b": other})
     routed.drop("a")
     assert (one.closed, other.closed) == (True, False)
+
+
+def test_what_is_left_in_a_cluster_is_forgotten_once_no_job_of_its_owner_runs_there(
+    rig: Rig,
+) -> None:
+    left = [
+        Leftovers("mine", True, 1, 0, ("j-9",), ("a",)),
+        Leftovers("dead", False, 2, 1, ("j-1",), ("a",)),
+    ]
+    removed: list[str] = []
+    rig.executor.leftovers = lambda pool: left  # type: ignore[attr-defined]
+    rig.executor.forget = lambda pool, owner: removed.append(owner) or 1  # type: ignore[attr-defined, func-returns-value]
+    gone: list[str] = []
+    clusters = SimpleNamespace(names=lambda: ["local"], forget=gone.append)
+    object.__setattr__(rig.platform, "clusters", clusters)
+    assert [(one.owner, one.is_own) for one in rig.client.leftovers("local")] == [
+        ("mine", True),
+        ("dead", False),
+    ]
+    with pytest.raises(NotFound, match="no cluster is connected as pool far"):
+        rig.client.leftovers("far")
+    with pytest.raises(NotFound, match="has the owner deed"):
+        rig.client.forget_pool("local", "deed")
+    supervisor = launch(rig, rig.submit())
+    for owner in (None, "mine"):
+        with pytest.raises(Conflict, match="j-1 still run in pool local"):
+            rig.client.forget_pool("local", owner)
+    done = rig.client.forget_pool("local", "dead")
+    assert (done.num_pods, done.pool_removed, removed, gone) == (1, False, ["dead"], [])
+    supervisor.ended()
+    supervisor.leave()
+    rig.turn()
+    assert rig.client.forget_pool("local").pool_removed
+    assert (removed, gone) == (["dead", "mine"], ["local"])

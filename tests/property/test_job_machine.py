@@ -153,6 +153,7 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
         "overdue": lambda: e.StopOverdue(attempt),
         "stalled": lambda: e.RanksStalled(attempt, generation, rank, draw(failures(rank, now))),
         "asked": lambda: e.StacksRequested(),
+        "entered": lambda: e.TunnelRequested("exec", 0, rank),
         "profiled": lambda: e.ProfileRequested(draw(st.integers(1, 9)), 2, ("nvtx",)),
         "save": lambda: e.SaveRequested(),
         "captured": lambda: e.StacksCaptured(attempt, generation, rank, draw(st.integers(0, 3))),

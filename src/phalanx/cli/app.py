@@ -30,6 +30,8 @@ from phalanx.cli.verbs.cost.bills import cost_app
 from phalanx.cli.verbs.cost.budgets import budgets_app
 from phalanx.cli.verbs.cost.estimate import estimate
 from phalanx.cli.verbs.cost.prices import prices_app
+from phalanx.cli.verbs.enter.exec import exec_
+from phalanx.cli.verbs.enter.port_forward import port_forward
 from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, quotas, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
@@ -118,6 +120,7 @@ for _verb, _panel in (
     (diagnose.stacks, _LOOK),
     (diagnose.profile, _LOOK),
     (checkpoints.checkpoints, _LOOK),
+    (port_forward, _LOOK),
     (jobs.wait, _STEER),
     (jobs.stop, _STEER),
     (jobs.pause, _STEER),
@@ -137,6 +140,7 @@ for _verb, _panel in (
     (platform.doctor, _PLATFORM),
 ):
     app.command(rich_help_panel=_panel)(_verb)
+app.command("exec", rich_help_panel=_LOOK)(exec_)
 app.command("checkpoint", hidden=True)(checkpoints.checkpoints)
 for _program, _panel in (
     (programs.plan, _TRAIN),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from phalanx.core.contract.pods import PodContract
+from phalanx.core.contract.job import JobContract
 from phalanx.core.gang.devices import DeviceState
 from phalanx.core.gang.placement import Node, Placement
 from phalanx.core.reasons import Cause
@@ -107,11 +107,41 @@ class PodChecker(Protocol):
     """An executor that runs jobs in containers, and can say what it does not allow in them."""
 
     def refusals(
-        self, pool: str, project: str, pod: PodContract, num_nodes: int
+        self, pool: str, project: str, contract: JobContract, num_nodes: int
     ) -> Sequence[Problem]:
         """Why pods of a job of a project on at most so many nodes could never start in a pool.
 
-        Empty where nothing speaks against them, or the cluster does not answer.
+        Empty where nothing speaks against them, or the cluster does not answer. A quota that is used up
+        is no reason: the job waits for it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """The pods of one control plane in the cluster of a pool."""
+
+    owner: str  # the name of the control plane in the cluster
+    is_own: bool  # whether this one has that name
+    num_pods: int
+    num_running: int
+    jobs: tuple[str, ...]  # the first ones, as that control plane numbers them
+    namespaces: tuple[str, ...]
+
+
+@runtime_checkable
+class LeftoverCleaner(Protocol):
+    """An executor with objects that outlive their control plane, and must be removed without it."""
+
+    def leftovers(self, pool: str) -> Sequence[Leftovers]:
+        """What control planes have in the cluster of a pool, this one included.
+
+        Raises ExecutorUnavailable.
+        """
+
+    def forget(self, pool: str, owner: str) -> int:
+        """Remove all objects of a control plane, without waiting for their ends; returns the pods.
+
+        Raises ExecutorUnavailable; it may be repeated.
         """
 
 

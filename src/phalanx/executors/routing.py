@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from phalanx.core.contract.pods import PodContract
+from phalanx.core.contract.job import JobContract
 from phalanx.core.gang.devices import DeviceState
 from phalanx.core.gang.placement import Node, Placement
 from phalanx.core.scaling.model import PoolDemand, ScalingPolicy
@@ -18,6 +18,8 @@ from phalanx.executors.protocol import (
     DeviceReporter,
     Executor,
     GangReserver,
+    LeftoverCleaner,
+    Leftovers,
     PodChecker,
     ScalableExecutor,
     SupervisorRef,
@@ -78,14 +80,26 @@ class RoutedExecutor:
         ]
 
     def refusals(
-        self, pool: str, project: str, pod: PodContract, num_nodes: int
+        self, pool: str, project: str, contract: JobContract, num_nodes: int
     ) -> Sequence[Problem]:
         """See `PodChecker`. A pool without containers refuses all pods."""
         executor: object = self._pools.get(pool, self._shared)
         if isinstance(executor, PodChecker):
-            return executor.refusals(pool, project, pod, num_nodes)
+            return executor.refusals(pool, project, contract, num_nodes)
+        if not contract.pods:
+            return []
         said = f"pool {pool} runs no containers; remove it, or name a pool of Kubernetes"
-        return [Problem("image" if pod.image else "kubernetes", said)]
+        return [Problem("image" if contract.pods[0].image else "kubernetes", said)]
+
+    def leftovers(self, pool: str) -> Sequence[Leftovers]:
+        """See `LeftoverCleaner`; nothing where the objects of a pool end with their control plane."""
+        executor: object = self._pools.get(pool)
+        return executor.leftovers(pool) if isinstance(executor, LeftoverCleaner) else []
+
+    def forget(self, pool: str, owner: str) -> int:
+        """See `LeftoverCleaner`."""
+        executor: object = self._pools.get(pool)
+        return executor.forget(pool, owner) if isinstance(executor, LeftoverCleaner) else 0
 
     def reserve(self, placement: Placement, gang: Sequence[Assignment]) -> None:
         """See `GangReserver`; nothing where the pool's executor needs no reservation."""

@@ -26,6 +26,9 @@ from phalanx.schemas.api.pools import (
     ApplyResponse,
     DrainRequest,
     DrainResponse,
+    ForgetPoolRequest,
+    ForgetPoolResponse,
+    LeftoversView,
     NodeView,
     PoolScalingView,
     PoolView,
@@ -46,6 +49,7 @@ from phalanx.sdk.secrets import SecretCalls
 from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.templates import TemplateCalls
 from phalanx.sdk.transport import V1, read, unreachable
+from phalanx.sdk.tunnels import TunnelCalls
 
 
 class PhalanxClient(JobCalls):
@@ -54,7 +58,7 @@ class PhalanxClient(JobCalls):
     Those that follow jobs are methods of `client.live`, those about studies of `client.studies`, those
     about cost of `client.costs`, those about secrets of `client.secrets`, those about schedules of
     `client.schedules`, those about job templates of `client.templates`, those about archived, pinned and
-    deleted jobs of `client.retention`.
+    deleted jobs of `client.retention`, those that reach into running jobs of `client.tunnels`.
 
     Args:
         url: Address of the server, such as `http://127.0.0.1:8080`.
@@ -101,6 +105,11 @@ class PhalanxClient(JobCalls):
     def retention(self) -> RetentionCalls:
         """The calls about archived, pinned and deleted jobs, on the same connection."""
         return RetentionCalls(self.url, self._http)
+
+    @cached_property
+    def tunnels(self) -> TunnelCalls:
+        """The calls about tunnels to ranks, on the same connection."""
+        return TunnelCalls(self.url, self._http)
 
     @cached_property
     def secrets(self) -> SecretCalls:
@@ -163,6 +172,18 @@ class PhalanxClient(JobCalls):
     def remove_pool(self, name: str) -> None:
         """Remove a pool. Raises NotFound, and Conflict while jobs run in it."""
         self._delete(f"{V1}/pools/{name}")
+
+    def leftovers(self, pool: str) -> list[LeftoversView]:
+        """What control planes have left in the cluster of a pool. Raises NotFound."""
+        return self._get(f"{V1}/pools/{pool}/leftovers", list[LeftoversView])
+
+    def forget_pool(self, name: str, owner: str | None = None) -> ForgetPoolResponse:
+        """Remove the objects of a control plane from a pool's cluster; no owner: this one's, and the pool.
+
+        Raises NotFound, and Conflict while jobs of this control plane run there.
+        """
+        body = ForgetPoolRequest(owner=owner)
+        return self._post(f"{V1}/pools/{name}/forget", body, ForgetPoolResponse)
 
     def nodes(self, pool: str | None = None) -> list[NodeView]:
         """All nodes, or those of one pool, with their free slots."""

@@ -62,6 +62,7 @@ from phalanx.server.settings import (
 )
 from phalanx.server.sync_batches import SyncBatches
 from phalanx.server.tls import Certificate, keep_valid, over
+from phalanx.server.tunnels.registry import TunnelRegistry
 from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.lifecycle.numbers import continue_numbers
 from phalanx.services.login.provider import IdentityProvider
@@ -194,6 +195,7 @@ def create_app(context: Context) -> FastAPI:
     app.state.exposition = Exposition(context.platform)
     app.state.readiness = Readiness(context)
     app.state.sync_batches = SyncBatches(context)
+    app.state.tunnels = TunnelRegistry(context.clock.monotonic)
     table = add_routes(app)
     app.add_exception_handler(PlatformError, _platform_error)
     app.add_exception_handler(RequestValidationError, _not_valid)

@@ -34,6 +34,7 @@ from phalanx.server.routers import (
     templates,
     tokens,
 )
+from phalanx.server.tunnels import routes as tunnels
 from phalanx.server.web import login, pages
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -92,6 +93,7 @@ def _routes() -> list[BaseRoute]:
         schedules,
         templates,
         supervisors,
+        tunnels,
         login,
         pages,
     )

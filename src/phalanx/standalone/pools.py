@@ -74,7 +74,7 @@ class HomeClusters:
         if pool.name == local.POOL:
             raise Conflict(f"the name {local.POOL} is taken by this machine's own pool")
         if before is None:
-            self._connect(pool)
+            self._connect(pool, check=True)
         body = {"schema": POOL_SCHEMA, "pools": [pool.model_dump(mode="json")]}
         write_file(self._path(pool.name), yaml.safe_dump(body, sort_keys=False).encode())
         self._known[pool.name] = pool
@@ -97,10 +97,11 @@ class HomeClusters:
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.yaml"
 
-    def _connect(self, pool: ClusterPool) -> None:
+    def _connect(self, pool: ClusterPool, *, check: bool = False) -> None:
+        """Make a cluster a pool of the executor; `check` refuses one that could run no job."""
         owner = cluster_owner(self._home)
         if isinstance(pool, KubernetesPool):
-            self._routed.add(pool.name, _kubernetes(self._home, pool, owner))
+            self._routed.add(pool.name, _kubernetes(self._home, pool, owner, check))
         else:
             self._routed.add(pool.name, _ray(self._home, pool, owner))
 
@@ -149,7 +150,7 @@ def _ray(home: HomeLayout, pool: RayPool, owner: str) -> Executor:
     return executor
 
 
-def _kubernetes(home: HomeLayout, pool: KubernetesPool, owner: str) -> Executor:
+def _kubernetes(home: HomeLayout, pool: KubernetesPool, owner: str, check: bool) -> Executor:
     from phalanx.executors.kubernetes.credentials import from_kubeconfig, in_cluster
     from phalanx.executors.kubernetes.executor import KubernetesExecutor
 
@@ -157,4 +158,10 @@ def _kubernetes(home: HomeLayout, pool: KubernetesPool, owner: str) -> Executor:
     access = in_cluster() if path is None else from_kubeconfig(Path(path), pool.context)
     executor = KubernetesExecutor(home, pool, access, owner=owner)
     executor.wait_ready(_READY_S)
+    try:
+        if check:
+            executor.check_devices()
+    except ServerError:
+        executor.close()
+        raise
     return executor

@@ -38,6 +38,7 @@ from phalanx.supervise.packages.plan import EnvironmentPlan
 from phalanx.supervise.preparation import Preparation
 from phalanx.supervise.processes import ProcessTree
 from phalanx.supervise.ranks.generation import Generation, GenerationContext
+from phalanx.supervise.tunnels.doorway import TunnelDoorway
 from phalanx.supervise.uplink.bulk_shipper import BulkShipper
 from phalanx.supervise.uplink.link import ControlPlaneLink, Outbox
 from phalanx.supervise.uplink.orphan_reports import OrphanReports, mark_reported
@@ -106,16 +107,15 @@ class Supervisor:
             server=self._link.server,
         )
         self._preparation = Preparation(self._context, environment)
+        self._tunnels = TunnelDoorway(self._context, lambda: self._current)
         self._current: Generation | None = None
         self._next: Orders | None = None
         self._last_ended, self._last_step = -1, 0
-        self._leaving = False
+        self._leaving, self._beat_at = False, 0.0
         self._last_report: RanksEndedReport | None = None
-        self._beat_at = 0.0
         self._final = FinalReports(0.0, 0.0, 0)
         processes.limits = (assignment.limit_cpus, assignment.limit_memory_bytes)
-        processes.on_lost = self._lost
-        processes.on_warning = self._warn
+        processes.on_lost, processes.on_warning = self._lost, self._warn
 
     def run(self) -> None:
         """Check in, then follow orders until released, drained, or out of contact for too long."""
@@ -159,6 +159,7 @@ class Supervisor:
                 self._start_if_new(orders)
                 self._show_stacks(orders)
                 self._tell_first_rank(orders)
+                self._tunnels.look(orders.tunnels)
         elif action is Action.END and self._is_due(number):
             if self._current is None:
                 self._report_ended(number, NodeOutcome.FAILED, None)

@@ -52,6 +52,15 @@ def test_a_slurm_script_trains_on_this_machine(home: Home) -> None:
     assert "line 6: output dropped: output is stored with the job" in err
 
 
+def test_an_image_that_no_pool_can_run_is_refused_with_its_line(home: Home) -> None:
+    lines = (home.root / "pytorchjob.yaml").read_text().splitlines()
+    number = next(at for at, line in enumerate(lines, 1) if "image:" in line)
+    code, _, err = home.run("submit", "pytorchjob.yaml")
+    assert code == 1
+    assert f"pytorchjob.yaml, line {number}: image: this platform runs no containers" in err
+    assert "`--local` runs the command here" in err
+
+
 @pytest.mark.extras
 def test_an_accelerate_configuration_trains_the_program_after_it(home: Home) -> None:
     code, out, err = home.run("run", "accelerate.yaml", "sums.py", "--", "--steps", "5")

@@ -135,6 +135,9 @@ def test_a_job_with_an_image_volumes_and_containers_beside_its_ranks(platform, c
     spec["mounts"] = ["pvc:own:/own"]
     with pytest.raises(AssertionError, match="pods on 3 nodes need ReadWriteMany"):
         platform.submit(spec)
+    cluster.restrict("phalanx-default")
+    with pytest.raises(AssertionError, match="Pod Security level restricted:latest"):
+        platform.submit(on_kubernetes(out, "--epochs=1"))
 
 
 def test_one_world_over_unequal_pods_recovers_exactly(platform, cluster, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from e2e.kubernetes.test_kubernetes_contract import KubernetesRig, start_slice
+from phalanx.core.contract.job import JobContract
 from phalanx.core.contract.pods import PodContract, VolumeMount
 from phalanx.core.scaling.model import NodeWish, PoolDemand, WantedGang
 from phalanx.executors.kubernetes import executor as executor_module
@@ -35,9 +36,8 @@ def used(monkeypatch):
     found = {"Role": set(), "ClusterRole": set()}
 
     def note(path, verb):
-        words = path.removeprefix("/api/v1/").split("/")
-        if words[:2] == ["", "apis"]:
-            words = words[4:]
+        words = path.strip("/").split("/")
+        words = words[2:] if words[0] == "api" else words[3:]
         if not words:
             return  # which kinds there are: everybody may ask
         role = "Role" if words[0] == "namespaces" else "ClusterRole"
@@ -80,6 +80,7 @@ def ask_for_nodes(rig, access, cluster):
         growing.close()
 
 
+@pytest.mark.parametrize("cluster", ["fake"], indirect=True)
 def test_the_rights_are_those_that_are_used(used, cluster, tmp_path):
     cluster.add_nodes(2)
     rig = KubernetesRig(cluster, tmp_path)
@@ -103,7 +104,17 @@ def test_the_rights_are_those_that_are_used(used, cluster, tmp_path):
     single.close()
     ask_for_nodes(rig, access, cluster)
     claim = PodContract(mounts=(VolumeMount("pvc", "data", "/data"),))
-    assert "no claim" in str(rig.executor.refusals("kube", "tests", claim, 1)[0])
+    asked = JobContract(roles=(assignment.gang.role,), pod=claim)
+    assert "no claim" in str(rig.executor.refusals("kube", "tests", asked, 1)[0])
+    # A queue is asked why it does not admit a gang, and loses its Workload with the gang.
+    queued = rig.pool.model_copy(update={"queue": "team", "admit_within": 0.01})
+    waiting, late = KubernetesExecutor(rig.home, queued, access, owner="e5f6"), rig.assignment(3)
+    rig.refs.remove(ref_of(late))
+    cluster.api.kueue.start()
+    assert waiting.wait_ready(20)
+    waiting.start(node, late)
+    wait_until(lambda: not waiting.poll([ref_of(late)])[0].alive)
+    waiting.close()
     slice_refs = start_slice(rig)
     for ref in slice_refs:
         rig.executor.stop(ref)

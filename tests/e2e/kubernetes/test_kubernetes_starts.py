@@ -5,10 +5,11 @@ import threading
 import pytest
 
 from e2e.kubernetes.test_kubernetes_contract import KubernetesRig, alive, start_slice
+from phalanx.core.contract.job import JobContract
 from phalanx.core.gang.placement import NodeShare, Placement
 from phalanx.core.reasons import Cause
-from phalanx.errors import ExecutorUnavailable, LaunchError
-from phalanx.testing.executors import ref_of
+from phalanx.errors import ExecutorUnavailable, LaunchError, ServerError
+from phalanx.testing.executors import gang_contract, ref_of
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -104,6 +105,63 @@ def test_a_webhook_is_named_before_anything_is_created(rig):
     with pytest.raises(LaunchError, match="refuses the pods: admission webhook"):
         reserve(rig, 1)
     wait_until(lambda: rig.cluster.left() == [], "an empty cluster")
+
+
+def refusals(rig, **role):
+    contract = JobContract(roles=(gang_contract(1, **role).role,))
+    return [(one.path, one.message) for one in rig.executor.refusals("kube", "tests", contract, 1)]
+
+
+@pytest.mark.parametrize("cluster", ["fake"], indirect=True)
+def test_policies_are_told_at_submit_with_the_key_and_nothing_is_created(rig):
+    admission = rig.cluster.api.admission
+    assert refusals(rig) == []
+    admission.restricted.add(NAMESPACE)
+    ((at, said),) = refusals(rig, memory_per_node_bytes=1 << 19)
+    assert at == "image"
+    assert "Pod Security level restricted:latest of namespace phalanx-tests" in said
+    admission.restricted.clear()
+    admission.max_memory[NAMESPACE] = "1Gi"
+    assert [path for path, _ in refusals(rig, memory_per_node_bytes=4 << 30)] == [
+        "resources.memory"
+    ]
+    assert refusals(rig, memory_per_node_bytes=1 << 20) == []
+    admission.quotas[NAMESPACE] = ("team", {"pods": "0"})  # the job waits for it
+    assert refusals(rig, memory_per_node_bytes=2 << 20) == []
+    assert rig.cluster.left() == []
+
+
+@pytest.mark.parametrize("cluster", ["fake"], indirect=True)
+def test_an_answer_of_the_policies_is_asked_for_once_for_a_batch_of_jobs(rig):
+    calls = rig.cluster.api.calls
+    before = calls.count(("create", "pods"))
+    for _ in range(20):
+        assert refusals(rig, cpus_per_node=3) == []
+    assert calls.count(("create", "pods")) == before + 1
+
+
+@pytest.mark.parametrize("cluster", ["fake"], indirect=True)
+def test_a_cluster_that_is_away_refuses_no_job(rig):
+    rig.cluster.api.admission.restricted.add(NAMESPACE)
+    rig.cluster.api.away = True
+    assert refusals(rig, cpus_per_node=4) == []
+    rig.cluster.api.away = False
+
+
+@pytest.mark.parametrize("cluster", ["fake"], indirect=True)
+def test_gpus_of_a_dra_driver_are_refused_with_its_name(rig):
+    rig.executor.check_devices()
+    device = {
+        "metadata": {"name": "s0"},
+        "spec": {"driver": "gpu.nvidia.com", "nodeName": "node-0"},
+    }
+    rig.cluster.api.store.create("resourceslices", "", device)
+    wait_until(lambda: "DRA driver" in rig.executor.inventory()[0].closed)
+    with pytest.raises(
+        ServerError, match=r"served by the DRA driver gpu\.nvidia\.com \(nodes node-0\)"
+    ):
+        rig.executor.check_devices()
+    rig.cluster.api.store.delete("resourceslices", "", "s0", {})
 
 
 def test_a_pod_that_is_not_bound_in_time_waits_for_slots_with_the_scheduler_s_words(rig):

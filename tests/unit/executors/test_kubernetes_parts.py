@@ -18,7 +18,6 @@ from phalanx.core.contract.pods import (
 from phalanx.core.reasons import Cause
 from phalanx.errors import ServerError, SpecInvalid
 from phalanx.executors.kubernetes import deaths
-from phalanx.executors.kubernetes.admission import claim_problem, node_problems, pool_problems
 from phalanx.executors.kubernetes.client import TokenBucket
 from phalanx.executors.kubernetes.credentials import from_kubeconfig, in_cluster
 from phalanx.executors.kubernetes.inventory import OWNER_LABEL, nodes_of
@@ -29,6 +28,11 @@ from phalanx.executors.kubernetes.manifests import (
     pod_object,
 )
 from phalanx.executors.kubernetes.pod import MAX_MESSAGE_BYTES, bootstrap, trimmed
+from phalanx.executors.kubernetes.policies.admission import (
+    claim_problem,
+    node_problems,
+    pool_problems,
+)
 from phalanx.executors.kubernetes.quantities import requested
 from phalanx.kit.units import parse_quantity
 from phalanx.schemas.pools.kubernetes_pools import KubernetesPool

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.core.contract.gang import WorldShape
 from phalanx.errors import LaunchError
-from phalanx.executors.kubernetes import tpu
+from phalanx.executors.kubernetes.hardware import tpu
 from phalanx.executors.kubernetes.inventory import nodes_of
 from phalanx.executors.kubernetes.manifests import AttemptNames, PodPlace, pod_object
 from unit.executors.test_kubernetes_parts import assignment, node, pool

@@ -26,6 +26,7 @@ from phalanx.schemas.api.studies import (
 )
 from phalanx.schemas.api.telemetry import ProfileRequest, RequestTicket
 from phalanx.schemas.api.templates import SubmitTemplateRequest
+from phalanx.schemas.wire.tunnels import OpenTunnelRequest
 from phalanx.sdk import PhalanxClient
 from phalanx.sdk.accounts import AccountCalls
 from phalanx.sdk.cost import CostCalls
@@ -35,6 +36,7 @@ from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.templates import TemplateCalls
 from phalanx.sdk.transport import Transport
+from phalanx.sdk.tunnels import TunnelCalls
 from phalanx.server.live import routes as live
 from phalanx.server.routers import (
     accounts,
@@ -51,6 +53,7 @@ from phalanx.server.routers import (
     templates,
     tokens,
 )
+from phalanx.server.tunnels import routes as tunnels
 
 pytestmark = pytest.mark.unit
 TICKET = RequestTicket(attempt=1, generation=0, request=2)
@@ -90,6 +93,9 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "pool": lambda c: c.pool("a"),
     "apply_pools": lambda c: c.apply_pools({}),
     "remove_pool": lambda c: c.remove_pool("a"),
+    "pool_scaling": lambda c: c.pool_scaling("a"),
+    "leftovers": lambda c: c.leftovers("a"),
+    "forget_pool": lambda c: c.forget_pool("a", "b1"),
     "nodes": lambda c: c.nodes("a"),
     "node": lambda c: c.node("a"),
     "drain": lambda c: c.drain("a", jobs="move"),
@@ -104,6 +110,10 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "set_scheduler_policy": lambda c: c.set_scheduler_policy("fair"),
     "reset_scheduler_policy": lambda c: c.reset_scheduler_policy(),
     "why": lambda c: c.why(1),
+    "tunnels.open": lambda c: c.tunnels.open(1, OpenTunnelRequest(kind="forward", port=1)),
+    "tunnels.receive": lambda c: c.tunnels.receive(1, "0" * 32, 0),
+    "tunnels.send": lambda c: c.tunnels.send(1, "0" * 32, 0, b""),
+    "tunnels.end": lambda c: c.tunnels.end(1, "0" * 32),
     "retention.archive": lambda c: c.retention.archive(1),
     "retention.unarchive": lambda c: c.retention.unarchive(1),
     "retention.pin": lambda c: c.retention.pin(1),
@@ -209,6 +219,7 @@ def routes() -> dict[tuple[str, str], set[str]]:
         retention,
         schedules,
         templates,
+        tunnels,
     )
     for module in parts:
         app.include_router(module.router)
@@ -257,6 +268,7 @@ def test_the_table_names_every_method() -> None:
         "secrets",
         "studies",
         "templates",
+        "tunnels",
     }
     calls = {f"studies.{name}" for name in set(dir(StudyCalls)) - set(dir(Transport))}
     calls |= {f"costs.{name}" for name in set(dir(CostCalls)) - set(dir(Transport))}
@@ -264,6 +276,8 @@ def test_the_table_names_every_method() -> None:
     calls |= {f"retention.{name}" for name in set(dir(RetentionCalls)) - set(dir(Transport))}
     calls |= {f"schedules.{name}" for name in set(dir(ScheduleCalls)) - set(dir(Transport))}
     calls |= {f"templates.{name}" for name in set(dir(TemplateCalls)) - set(dir(Transport))}
+    names = set(dir(TunnelCalls)) - set(dir(Transport)) - {"connect"}  # it calls `open` and `end`
+    calls |= {f"tunnels.{name}" for name in names}
     calls |= {f"accounts.{name}" for name in set(dir(AccountCalls)) - set(dir(Transport))}
     assert calls <= set(CALLS)
 

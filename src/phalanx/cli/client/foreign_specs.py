@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,10 +121,30 @@ def _spec_of(found: Conversion, path: Path, local: bool) -> JobSpec:
     return spec
 
 
+@contextmanager
+def lines_of(foreign: Conversion | None, path: Path, local: bool) -> Iterator[None]:
+    """Name the lines of another tool's file in what the server refuses of its spec."""
+    try:
+        yield
+    except SpecInvalid as error:
+        if foreign is None:
+            raise
+        raise located(error, foreign, path, local) from None
+
+
+def located(error: SpecInvalid, found: Conversion, path: Path, local: bool) -> SpecInvalid:
+    """The server's problems of a spec with the lines of the file that it comes from."""
+    hint = error.hint
+    keys = {one.path.partition(".")[0].partition("[")[0] for one in error.problems}
+    if not local and keys & {"image", "mounts", "kubernetes"}:
+        hint = "`--local` runs the command here, without image and volumes"
+    return SpecInvalid([_located(one, found, path) for one in error.problems], hint)
+
+
 def _located(problem: Problem, found: Conversion, path: Path) -> Problem:
     """A problem of the spec with the line that the key comes from, where it is known."""
     key = problem.path
     while key and key not in found.lines:
-        key = key.rpartition(".")[0]
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
     where = f"{path.name}, line {found.lines[key]}: " if key else f"{path.name}: "
     return Problem(f"{where}{problem.path}", problem.message, problem.value)

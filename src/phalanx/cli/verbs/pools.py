@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +13,15 @@ from phalanx.cli.client.session import Session, connected
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson
 from phalanx.cli.terminal.output import holders
+from phalanx.errors import UserError
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.pools import ApplyResponse, PoolScalingView, SchedulerPolicyView
+    from phalanx.schemas.api.pools import (
+        ApplyResponse,
+        LeftoversView,
+        PoolScalingView,
+        SchedulerPolicyView,
+    )
     from phalanx.sdk import PhalanxClient
 
 PoolName = Annotated[str, typer.Argument(metavar="POOL", help="Name of the pool.")]
@@ -75,7 +82,7 @@ def list_projects(ctx: typer.Context, json: AsJson = False) -> None:
     )
 
 
-pools_app = group("pools", "Pools of nodes: list, apply, show, scaling, rm.", list_pools)
+pools_app = group("pools", "Pools of nodes: list, apply, show, scaling, rm, forget.", list_pools)
 projects_app = group("projects", "Projects, the tenants: list, apply, show, rm.", list_projects)
 
 
@@ -335,6 +342,52 @@ def remove_pool(ctx: typer.Context, pool: PoolName) -> None:
     with connected(ctx) as client:
         client.remove_pool(pool)
     print(f"pool {pool} removed")
+
+
+@pools_app.command("forget")
+def forget_pool(
+    ctx: typer.Context,
+    pool: PoolName,
+    owner: Annotated[
+        str | None,
+        typer.Option("--owner", help="Name of a control plane that is gone; default: this one."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove everything that a control plane has left in the cluster of a pool, finalizers included.
+
+    Without --owner these are the objects of this control plane, and the pool is removed as well.
+    """
+    with connected(ctx) as client:
+        found = client.leftovers(pool)
+        if not yes:
+            output.listing(found, False, _LEFT_COLUMNS, f"nothing is left in pool {pool}")
+            _ask_to_forget(pool, owner, found)
+        done = client.forget_pool(pool, owner)
+    print(f"{done.num_pods} pods of {done.owner or 'this control plane'} removed")
+    if done.pool_removed:
+        print(f"pool {pool} removed")
+
+
+_LEFT_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "OWNER": lambda one: f"{one.owner} (this one)" if one.is_own else one.owner,
+    "PODS": lambda one: one.num_pods,
+    "RUNNING": lambda one: one.num_running or None,
+    "JOBS": lambda one: ", ".join(one.jobs),
+    "NAMESPACES": lambda one: ", ".join(one.namespaces),
+}
+
+
+def _ask_to_forget(pool: str, owner: str | None, found: Sequence[LeftoversView]) -> None:
+    """Ask before anything is removed. Raises UserError without a terminal, and Exit for a no."""
+    if not sys.stdin.isatty():
+        raise UserError("nothing was removed: there is no terminal to ask", "add --yes")
+    chosen = [one for one in found if (one.is_own if owner is None else one.owner == owner)]
+    running = sum(one.num_running for one in chosen)
+    pods = f"{sum(one.num_pods for one in chosen)} pods" + (f", {running} run" if running else "")
+    also = "" if owner is not None else f", and pool {pool}"
+    if not typer.confirm(f"Remove the objects of {owner or 'this control plane'} ({pods}){also}?"):
+        raise typer.Exit(1)
 
 
 @projects_app.command("rm")

@@ -423,6 +423,7 @@ def submit(  # noqa: PLR0913 (one parameter for each flag)
 
 def _submit_files(session: Session, files: Sequence[Path], wanted: FileFlags, then: str) -> None:
     """Submit the jobs of spec files and of other tools' files, and follow the one as `then` says."""
+    from phalanx.cli.client.foreign_specs import lines_of
     from phalanx.errors import UserError
 
     found: list[tuple[JobSpec, Path]] = []
@@ -451,12 +452,13 @@ def _submit_files(session: Session, files: Sequence[Path], wanted: FileFlags, th
             )
         _submit_batch(session, found, then == SHOW)
         return
-    if then == SHOW:
-        _print_resolved(session, found[0][0])
-        return
-    session.begin()
-    request = {"kind": "submit", "owner": session.invocation.owner()}
-    _submit(session, *found[0], request, then)
+    with lines_of(foreign[paths[0]], paths[0], wanted.local):
+        if then == SHOW:
+            _print_resolved(session, found[0][0])
+            return
+        session.begin()
+        request = {"kind": "submit", "owner": session.invocation.owner()}
+        _submit(session, *found[0], request, then)
 
 
 def _foreign_of(session: Session, path: Path, wanted: FileFlags) -> Conversion | None:
@@ -470,7 +472,7 @@ def _submit_search(
     session: Session, foreign: Mapping[Path, Conversion | None], wanted: FileFlags, then: str
 ) -> None:
     """Submit the only file, which is a search, as a study. Raises UserError."""
-    from phalanx.cli.client.foreign_specs import explain, study_of
+    from phalanx.cli.client.foreign_specs import explain, lines_of, study_of
     from phalanx.cli.verbs.studies.sweep import start_study
     from phalanx.errors import UserError
 
@@ -486,7 +488,8 @@ def _submit_search(
         explain(found, path)
     study = study_of(found, path)
     if not wanted.explain:
-        start_study(session, path, study, then == SHOW, detach=then == "leave")
+        with lines_of(found, path, wanted.local):
+            start_study(session, path, study, then == SHOW, detach=then == "leave")
 
 
 def _specs_of(foreign: Conversion | None, path: Path, wanted: FileFlags) -> list[JobSpec]:

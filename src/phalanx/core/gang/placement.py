@@ -40,6 +40,7 @@ class Node:
     device_kind: str = ""  # cuda or rocm; empty: no devices of the machine are known
     closed_slots: tuple[tuple[int, str], ...] = ()  # (slot, reason) of slots that are not offered
     future: bool = False  # not there: the cluster's autoscaler could add it
+    num_unhealthy: int = 0  # devices that its cluster does not offer, beside `num_slots`
 
     @property
     def planned_device_memory_bytes(self) -> int:

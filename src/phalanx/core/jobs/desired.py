@@ -40,6 +40,7 @@ class Desired:
     profile: RequestedProfile | None = None  # newest profile request
     masters: tuple[tuple[str, str, int], ...] = ()  # (role, address, port) per role
     saves: int = 0  # number of the newest save request; 0: none
+    tunnels: int = 0  # number of the node's newest tunnel request; 0: none
     until: int | None = None  # raised target of a trial; None: that of its contract
     peers: tuple[str, ...] = ()  # addresses of the gang's nodes, where there are several
 
@@ -77,6 +78,7 @@ def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
         after=_ended_by(job, attempt),
         profile=attempt.profile,
         saves=attempt.saves,
+        tunnels=dict(attempt.tunnels).get(node_rank, 0),
         until=job.until,
     )
 

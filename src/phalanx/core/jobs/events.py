@@ -105,6 +105,15 @@ class SaveRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class TunnelRequested:
+    """A user asked to run a command in the environment of a rank, or to reach a port of its node."""
+
+    kind: str  # exec or forward
+    rank: int  # in the gang
+    node_rank: int  # of the node that runs it
+
+
+@dataclass(frozen=True, slots=True)
 class StacksCaptured:
     """One node has sent its ranks' stacks for a request.
 
@@ -286,6 +295,7 @@ JobEvent = (
     | StacksRequested
     | ProfileRequested
     | SaveRequested
+    | TunnelRequested
     | StacksCaptured
     | StacksOverdue
     | TargetRaised

@@ -34,6 +34,7 @@ from phalanx.core.jobs.handlers.stall import (
     stacks_captured,
     stacks_overdue,
     stacks_requested,
+    tunnel_requested,
 )
 from phalanx.core.jobs.handlers.start import attempt_placed, node_ready, ranks_started
 from phalanx.core.jobs.handlers.steps import US
@@ -117,6 +118,7 @@ ROWS: tuple[tuple[type[e.JobEvent], Cell, Cell, Cell, Cell, Cell], ...] = (
     (e.StacksRequested,       LATE,           stacks_requested,  stacks_requested,  LATE,      LATE),
     (e.ProfileRequested,      LATE,           profile_requested, profile_requested, LATE,      LATE),
     (e.SaveRequested,         LATE,           save_requested,    save_requested,    LATE,      LATE),
+    (e.TunnelRequested,       LATE,           tunnel_requested,  STOPS,             LATE,      LATE),
     (e.StacksCaptured,        LATE,           stacks_captured,   stacks_captured,   LATE,      LATE),
     (e.StacksOverdue,         LATE,           stacks_overdue,    STOPS,             LATE,      LATE),
     (e.TargetRaised,          raised,         raised,            raised,            raised,    JOB_OVER),

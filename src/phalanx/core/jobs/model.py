@@ -98,6 +98,7 @@ class Attempt:
     placed_at: int | None = None  # None only if an earlier release placed it
     profile: RequestedProfile | None = None  # newest profile request of the generation
     saves: int = 0  # number of the newest save request of the generation; 0: none
+    tunnels: tuple[tuple[int, int], ...] = ()  # (node rank, number of its newest tunnel request)
     leave_by: int | None = None  # when ranks that still run after the finish are killed
     offers: tuple[
         SlotOffer, ...

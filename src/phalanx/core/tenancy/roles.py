@@ -18,6 +18,7 @@ class Permission(StrEnum):
     JOBS_READ = "jobs.read"  # jobs and studies with their logs, metrics and checkpoints
     JOBS_SUBMIT = "jobs.submit"  # submit jobs and studies, upload code
     JOBS_CHANGE = "jobs.change"  # stop, pause, resume and change jobs and studies
+    JOBS_ENTER = "jobs.enter"  # run commands in jobs, and reach ports of their nodes
     NODES_CHANGE = "nodes.change"  # drain nodes
     SECRETS_READ = "secrets.read"  # the names of a project's secrets; values are never shown
     SECRETS_CHANGE = "secrets.change"  # set and remove secrets
@@ -47,6 +48,7 @@ _VIEWER = frozenset(
 _MEMBER = _VIEWER | {Permission.JOBS_SUBMIT, Permission.SECRETS_READ}
 _OPERATOR = _MEMBER | {
     Permission.JOBS_CHANGE,
+    Permission.JOBS_ENTER,
     Permission.NODES_CHANGE,
     Permission.SECRETS_CHANGE,
     Permission.COSTS_MANAGE,
@@ -85,6 +87,7 @@ SCOPES: dict[Permission, Scope] = {
     Permission.JOBS_READ: Scope.READ,
     Permission.JOBS_SUBMIT: Scope.SUBMIT,
     Permission.JOBS_CHANGE: Scope.SUBMIT,
+    Permission.JOBS_ENTER: Scope.ADMIN,
     Permission.NODES_CHANGE: Scope.ADMIN,
     Permission.SECRETS_READ: Scope.READ,
     Permission.SECRETS_CHANGE: Scope.ADMIN,

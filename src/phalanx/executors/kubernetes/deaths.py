@@ -9,6 +9,7 @@ from typing import Any
 
 from phalanx.core.reasons import Cause
 from phalanx.errors import ExecutorUnavailable
+from phalanx.executors.kubernetes import kueue
 from phalanx.executors.kubernetes.inventory import condition
 from phalanx.executors.kubernetes.manifests import CONTAINER
 from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
@@ -37,6 +38,7 @@ class PodFault(StrEnum):
     CONTAINER = "container"
     UNSCHEDULABLE = "unschedulable"
     GATED = "gated"
+    NOT_ADMITTED = "not_admitted"
     OUT_OF_MEMORY = "out_of_memory"
     EVICTED = "evicted"
     DRAINED = "drained"
@@ -56,6 +58,8 @@ CAUSES: Mapping[PodFault, Cause] = {
     # Counts where the supervisor never reported: the image lacks something.
     PodFault.ENDED: Cause.START_FAILED,
     PodFault.UNSCHEDULABLE: Cause.UNSCHEDULABLE,
+    # The quota of a queue, as that of a namespace: the job waits for it.
+    PodFault.NOT_ADMITTED: Cause.CLUSTER_QUOTA,
     PodFault.OUT_OF_MEMORY: Cause.OOM,
     PodFault.EVICTED: Cause.NODE_LOST,
     PodFault.DRAINED: Cause.NODE_DRAINED,
@@ -94,8 +98,9 @@ def verdict(
     deleted = bool(pod["metadata"].get("deletionTimestamp"))
     if not spec.get("nodeName"):
         failed = status.get("phase") == "Failed"
-        fault, said = why(pod)
-        return PodVerdict(deleted or failed, fault, said)
+        if not deleted and not failed:
+            return PodVerdict(False, *trouble(pod))
+        return PodVerdict(True, *why(pod))
     containers = status.get("containerStatuses") or []
     ended = [(one.get("state") or {}).get("terminated") for one in containers]
     if ended and all(ended) and not _sidecar_runs(status):
@@ -165,6 +170,9 @@ def is_silent(node: Mapping[str, Any] | None) -> bool:
 def why(pod: Mapping[str, Any]) -> tuple[PodFault, str]:
     """The reason for which a pod ended, as far as Kubernetes tells it."""
     status = pod.get("status") or {}
+    evicted = kueue.evicted_by(pod)
+    if evicted is not None:
+        return PodFault.PREEMPTED, f"Kueue took back the quota of the gang: {evicted}"
     target = condition(pod, "DisruptionTarget")
     reason, said = str(target.get("reason", "")), str(target.get("message", ""))
     by_reason = {
@@ -204,6 +212,8 @@ def trouble(pod: Mapping[str, Any]) -> tuple[PodFault | None, str]:
     """What keeps a living pod from running; None: nothing, or it runs."""
     if condition(pod, "PodScheduled").get("reason") == "Unschedulable":
         return PodFault.UNSCHEDULABLE, str(condition(pod, "PodScheduled").get("message", ""))
+    if kueue.is_gated(pod) and kueue.queue_of(pod):
+        return PodFault.NOT_ADMITTED, f"waits for the queue {kueue.queue_of(pod)} of Kueue"
     if condition(pod, "PodScheduled").get("reason") == "SchedulingGated":
         gates = [one.get("name") for one in (pod.get("spec") or {}).get("schedulingGates") or ()]
         said = f"the gate {', '.join(map(str, gates))} holds the pod: another program manages it"
@@ -264,6 +274,9 @@ def hopeless(
         return None, ""
     fault, said = trouble(pod)
     name = pod["metadata"]["name"]
+    if fault is PodFault.NOT_ADMITTED:
+        late = waited_s > pool.admit_within
+        return (fault, f"pod {name} {said}") if late else (None, "")
     if fault is PodFault.GATED or (fault is not None and is_final(pod, waited_s, pool)):
         return fault, f"pod {name}: {said}"
     if not (pod.get("spec") or {}).get("nodeName") and waited_s > pool.reserve_within:

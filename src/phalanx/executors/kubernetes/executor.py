@@ -9,35 +9,34 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from phalanx.core.contract.pods import PodContract
+from phalanx.core.contract.job import JobContract
 from phalanx.core.gang.placement import Node, NodeShare, Placement
 from phalanx.core.reasons import Cause
 from phalanx.core.scaling.future import future_nodes
 from phalanx.core.scaling.model import PoolDemand, ScalingPolicy
-from phalanx.errors import ExecutorUnavailable, LaunchError, Problem
-from phalanx.executors.kubernetes import deaths, tpu
-from phalanx.executors.kubernetes.admission import PodAdmission
-from phalanx.executors.kubernetes.client import (
-    JSON_PATCH,
-    KubernetesClient,
-    KubernetesRefused,
-    Object,
-)
+from phalanx.errors import ExecutorUnavailable, LaunchError, Problem, ServerError
+from phalanx.executors.kubernetes import deaths, kueue
+from phalanx.executors.kubernetes.client import KubernetesClient, Object
 from phalanx.executors.kubernetes.credentials import ClusterAccess
+from phalanx.executors.kubernetes.hardware import dynamic_resources, tpu
+from phalanx.executors.kubernetes.hardware.gpu_labels import GpuLabels
 from phalanx.executors.kubernetes.inventory import (
     OWNER_LABEL,
     KnownNode,
     PodParts,
     future_pattern,
     nodes_of,
+    served_by_drivers,
     slot_resource,
 )
-from phalanx.executors.kubernetes.launching import PodLauncher, delete
-from phalanx.executors.kubernetes.manifests import FINALIZER, AttemptNames, PodPlace
+from phalanx.executors.kubernetes.launching import PodLauncher, delete, remove_pod
+from phalanx.executors.kubernetes.leftovers import LeftObjects
+from phalanx.executors.kubernetes.manifests import AttemptNames, PodPlace
 from phalanx.executors.kubernetes.notes import PodNote, PodNotes
+from phalanx.executors.kubernetes.policies.admission import PodAdmission
 from phalanx.executors.kubernetes.reflector import Reflector
 from phalanx.executors.kubernetes.scaling.requests import NodeRequests
-from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
+from phalanx.executors.protocol import Leftovers, SupervisorRef, SupervisorStatus
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.kubernetes_pools import PROJECT, KubernetesPool
 from phalanx.schemas.pools.scaling import ScalingSection
@@ -46,6 +45,8 @@ from phalanx.schemas.wire.supervision import ExitRecord
 
 _SHOWN = 300
 _CLOSE_S = 5.0
+# A cluster without dynamic resources answers as fast; one that does not answer is not waited for.
+_SLICES_S = 5.0
 # Stopping comes after the job's own grace period: what is left is killed.
 _KILL_GRACE_S = 2
 
@@ -65,36 +66,54 @@ class KubernetesExecutor:
         self._notes = PodNotes(home)
         self._nodes = Reflector(self._client, "/api/v1/nodes", trim=_node_parts)
         self._pods = Reflector(self._client, *_own_pods(pool, owner), trim=PodParts(owner))
-        self._seen: tuple[int, int] = (-1, -1)  # changes that the last inventory knew
+        self._slices = Reflector(
+            self._client, dynamic_resources.PATH, trim=dynamic_resources.slice_parts
+        )
+        self._labels = GpuLabels()
+        self._seen: tuple[int, ...] = ()  # changes that the last inventory knew
         self._last: tuple[Node, ...] = ()
         self._known: dict[str, KnownNode] = {}
-        self._admission = PodAdmission(pool, self._client, self._nodes)
+        self._admission = PodAdmission(pool, self._client, self._nodes, owner)
         self._launcher = PodLauncher(self._client, pool, home, owner, self._pods)
         self._silence = deaths.NodeSilence(time.monotonic)
         self._requests = NodeRequests(self._client, pool, owner)
-        self._since: dict[str, float] = {}  # when a pod that has not begun was first looked at
+        #: when a pod that has not begun was first looked at, by name and whether its queue holds it
+        self._since: dict[tuple[str, bool], float] = {}
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Whether the cluster answers within this time."""
         return self._nodes.wait_ready(timeout_s) and self._pods.wait_ready(timeout_s)
 
+    def check_devices(self) -> None:
+        """Raise ServerError where only a driver of dynamic resources serves the GPUs of the pool."""
+        self._slices.wait_answer(_SLICES_S)
+        try:
+            served, with_slots = served_by_drivers(self._pool, self._nodes.read(), self._drivers())
+        except ExecutorUnavailable:
+            return  # its nodes are closed where that is so
+        said = dynamic_resources.refusal(self._pool.name, served, with_slots)
+        if said:
+            hint = "install a device plugin, let the driver offer extended resources, or write `slot: cpu`"
+            raise ServerError(said, hint)
+
     def inventory(self) -> Sequence[Node]:
         """The nodes of the pool that have slots. Raises ExecutorUnavailable."""
-        changes = (self._nodes.num_changes, self._pods.num_changes)  # before they are read
-        nodes, pods = self._nodes.read(), self._pods.read()
-        if changes != self._seen:
-            present = nodes_of(self._pool, nodes, pods, self._owner, self._known)
-            self._last = (*present, *self._future(present))
+        mirrors = (self._nodes, self._pods, self._slices)
+        changes = tuple(one.num_changes for one in mirrors)  # before they are read
+        nodes, pods, now = self._nodes.read(), self._pods.read(), time.monotonic()
+        if changes != self._seen or now >= self._labels.until:
+            kept, drivers = self._labels.kept(nodes, now), self._drivers()
+            present = nodes_of(self._pool, kept, pods, self._owner, self._known, drivers)
+            self._last = (*present, *_future(self._pool, present))
             self._seen = changes
         return self._last
 
-    def _future(self, present: Sequence[Node]) -> tuple[Node, ...]:
-        """Nodes that the cluster's autoscaler could add."""
-        scaling = self._pool.scaling
-        if scaling is None:
-            return ()
-        pattern = future_pattern(self._pool, scaling.node)
-        return future_nodes(scaling.to_core(), pattern, present, levels=self._pool.topology)
+    def _drivers(self) -> dict[str, str]:
+        """The drivers of GPUs by node; clusters before 1.34, and without the right to ask, tell none."""
+        try:
+            return dynamic_resources.drivers(self._slices.read())
+        except ExecutorUnavailable:
+            return {}
 
     # -- the autoscaler ----------------------------------------------------------------------------
 
@@ -119,22 +138,31 @@ class KubernetesExecutor:
                 self._requests.make(PoolDemand())
         self._pool = self._pool.model_copy(update={"scaling": scaling})
         self._requests = NodeRequests(self._client, self._pool, self._owner)
-        self._seen = (-1, -1)
+        self._seen = ()
 
     def close(self) -> None:
         """End the connections. Pods in the cluster continue."""
         self._launcher.close()
-        for one in (self._nodes, self._pods):
+        mirrors = (self._nodes, self._pods, self._slices)
+        for one in mirrors:
             one.close()
         self._client.close()
-        for one in (self._nodes, self._pods):
+        for one in mirrors:
             one.join(_CLOSE_S)
 
     def refusals(
-        self, pool: str, project: str, pod: PodContract, num_nodes: int
+        self, pool: str, project: str, contract: JobContract, num_nodes: int
     ) -> Sequence[Problem]:
         """See `PodChecker`."""
-        return self._admission.refusals(project, pod, num_nodes)
+        return self._admission.refusals(project, contract, num_nodes)
+
+    def leftovers(self, pool: str) -> Sequence[Leftovers]:
+        """See `LeftoverCleaner`."""
+        return LeftObjects(self._client, self._pool, self._owner).found()
+
+    def forget(self, pool: str, owner: str) -> int:
+        """See `LeftoverCleaner`."""
+        return LeftObjects(self._client, self._pool, self._owner).remove(owner)
 
     # -- starting ----------------------------------------------------------------------------------
 
@@ -153,7 +181,9 @@ class KubernetesExecutor:
         names = AttemptNames.of(
             self._pool, self._owner, facts.job.project, facts.job.num, facts.attempt
         )
-        places = self._tpu_places(names, gang, [self._place(one) for one in placement.shares])
+        places = self._tpu_places(
+            names, gang, [self._place(one, len(gang)) for one in placement.shares]
+        )
         if self._pool.scaling is not None:
             self._requests.drop(facts.job.num)
         self._launcher.launch(names, gang, places)
@@ -182,16 +212,16 @@ class KubernetesExecutor:
         project = gang[0].gang.job.project
         pods = [one.pod for at, one in enumerate(gang) if one.pod not in [o.pod for o in gang[:at]]]
         for pod in pods:
-            problems = [] if pod is None else self._admission.refusals(project, pod, len(gang))
+            problems = [] if pod is None else self._admission.of_pod(project, pod, len(gang))
             if problems:
                 raise LaunchError("; ".join(str(one) for one in problems))
 
-    def _place(self, share: NodeShare) -> PodPlace:
+    def _place(self, share: NodeShare, num_pods: int) -> PodPlace:
         name = share.node.removeprefix(f"{self._pool.name}-")
         node = self._nodes.find("", name)
         if node is None:
             raise LaunchError(f"node {share.node} is no longer there")
-        return PodPlace(name, slot_resource(self._pool, node), len(share.slots))
+        return PodPlace(name, slot_resource(self._pool, node), len(share.slots), num_pods=num_pods)
 
     def _tpu_places(
         self, names: AttemptNames, gang: Sequence[Assignment], places: list[PodPlace]
@@ -227,7 +257,7 @@ class KubernetesExecutor:
         notes = [(ref, self._notes.read(ref)) for ref in refs]
         if all(note.cleaned if note else not self._launcher.is_creating(r) for r, note in notes):
             return [_status(ref, note) for ref, note in notes]
-        self._silence.look(self._nodes.read, self._used_nodes)
+        self._silence.look(self._nodes.read, lambda: _used_nodes(self._pods.read(), self._owner))
         return [self._look(ref, note) for ref, note in notes]
 
     def _look(self, ref: SupervisorRef, note: PodNote | None) -> SupervisorStatus:
@@ -281,22 +311,19 @@ class KubernetesExecutor:
 
     def _give_up_hopeless(self, ref: SupervisorRef, note: PodNote, pod: Object) -> PodNote:
         """Delete a pod that can never begin, or was not bound in time: its end then has the reason."""
-        since = self._since.setdefault(note.name, time.monotonic())
+        # The time of the scheduler begins when the queue has admitted the gang.
+        since = self._since.setdefault((note.name, kueue.is_gated(pod)), time.monotonic())
         fault, said = deaths.hopeless(pod, time.monotonic() - since, self._pool)
         if fault is None:
             return note
+        if fault is deaths.PodFault.NOT_ADMITTED:
+            more = kueue.waits_for(self._client, note.namespace, note.anchor)
+            said = f"{said}: {more}" if more else said
         note = replace(note, failed=said, cause=deaths.CAUSES[fault].value)
         self._notes.write(ref, note)
         body = {"preconditions": {"uid": pod["metadata"]["uid"]}}
         delete(self._client, f"/api/v1/namespaces/{note.namespace}/pods/{note.name}", body)
         return note
-
-    def _used_nodes(self) -> set[str]:
-        return {
-            (one.get("spec") or {}).get("nodeName", "")
-            for one in self._pods.read()
-            if (one["metadata"].get("labels") or {}).get(OWNER_LABEL) == self._owner
-        }
 
     def _find(self, names: AttemptNames, name: str) -> Object | None:
         """A pod; that there is none is believed only after a read from the API's store."""
@@ -305,10 +332,11 @@ class KubernetesExecutor:
 
     def _clean(self, ref: SupervisorRef, note: PodNote) -> None:
         names = AttemptNames(note.namespace, note.anchor)
-        self._since.pop(note.name, None)
+        for gated in (False, True):
+            self._since.pop((note.name, gated), None)
         pod = self._client.get(names.path("pods", note.name)) if note.uid else None
         if pod is not None and pod["metadata"]["uid"] == note.uid:
-            _remove(self._client, names.path("pods", note.name), pod)
+            remove_pod(self._client, names.path("pods", note.name), pod)
         # The last ones first: those that are polled after this one are not gone yet.
         others = (
             self._notes.read(SupervisorRef(ref.job, ref.attempt, rank))
@@ -317,28 +345,29 @@ class KubernetesExecutor:
         )
         creating = self._launcher.is_creating(ref)
         if not creating and all(one is None or one.gone for one in others):
+            if self._pool.queue is not None:
+                # A group would keep its quota where its pods are gone without an end.
+                delete(self._client, kueue.path_of(note.namespace, note.anchor), {})
             delete(self._client, names.path("secrets", note.anchor), {})
             delete(self._client, names.path("configmaps", note.anchor), {})
 
 
-def _remove(client: KubernetesClient, path: str, pod: Object) -> None:
-    meta = pod["metadata"]
-    if not meta.get("deletionTimestamp"):
-        delete(client, path, {"preconditions": {"uid": meta["uid"]}})
-    finalizers = meta.get("finalizers") or []
-    if FINALIZER not in finalizers:
-        return
-    entry = f"/metadata/finalizers/{finalizers.index(FINALIZER)}"
-    # Other programs have finalizers beside ours: the test makes sure that this one is removed.
-    patch = [
-        {"op": "test", "path": entry, "value": FINALIZER},
-        {"op": "remove", "path": entry},
-    ]
-    try:
-        client.call("PATCH", path, patch, kind=JSON_PATCH)
-    except KubernetesRefused as refused:
-        if refused.status != 404:
-            raise ExecutorUnavailable(f"the finalizer stays: {refused.message}") from refused
+def _future(pool: KubernetesPool, present: Sequence[Node]) -> tuple[Node, ...]:
+    """Nodes that the cluster's autoscaler could add."""
+    scaling = pool.scaling
+    if scaling is None:
+        return ()
+    pattern = future_pattern(pool, scaling.node)
+    return future_nodes(scaling.to_core(), pattern, present, levels=pool.topology)
+
+
+def _used_nodes(pods: Sequence[Object], owner: str) -> set[str]:
+    """The names of nodes with own pods."""
+    return {
+        (one.get("spec") or {}).get("nodeName", "")
+        for one in pods
+        if (one["metadata"].get("labels") or {}).get(OWNER_LABEL) == owner
+    }
 
 
 def _own_pods(pool: KubernetesPool, owner: str) -> tuple[str, dict[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from phalanx.core.contract.pods import CONTAINERS_LABEL
 from phalanx.core.gang.placement import Node
-from phalanx.executors.kubernetes import tpu
+from phalanx.executors.kubernetes.hardware import dynamic_resources, tpu
 from phalanx.executors.kubernetes.quantities import amounts, requested
 from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
 from phalanx.schemas.pools.scaling import NewNode
@@ -48,8 +48,8 @@ _MAX_SHAPES = 10_000
 _NAMING = ("name", "namespace", "resourceVersion")
 
 
-KnownNode = tuple[str | None, Mapping[str, Decimal], Node | None]
-"""A node with the version and the requests of others that it was read from."""
+KnownNode = tuple[tuple[str | None, str], Mapping[str, Decimal], Node | None]
+"""A node with the version, the driver and the requests of others that it was read from."""
 
 
 def node_id(pool: KubernetesPool, name: str) -> str:
@@ -71,12 +71,15 @@ def nodes_of(
     pods: Iterable[Mapping[str, Any]],
     owner: str,
     known: dict[str, KnownNode] | None = None,
+    drivers: Mapping[str, str] | None = None,
 ) -> tuple[Node, ...]:
     """The nodes of the pool, without what pods of others request on them, in a stable order.
 
-    `known` keeps the nodes between calls: those that have not changed are not read again.
+    `known` keeps the nodes between calls: those that have not changed are not read again. `drivers` are
+    those that serve GPUs of nodes which are in no allocatable.
     """
     known = {} if known is None else known
+    drivers = {} if drivers is None else drivers
     taken: dict[str, dict[str, Decimal]] = {}
     shared: dict[int, Mapping[str, Decimal]] = {}  # pods that `PodParts` has trimmed share these
     for pod in pods:
@@ -89,9 +92,10 @@ def nodes_of(
         for resource, amount in _amounts_of(pod, shared).items():
             there[resource] = there.get(resource, Decimal(0)) + amount
     found = (
-        _known_node(pool, one, taken.get(one["metadata"]["name"], {}), known)
-        for one in sorted(nodes, key=lambda one: str(one["metadata"]["name"]))
-        if _is_of(pool, one)
+        _known_node(
+            pool, one, taken.get(name := one["metadata"]["name"], {}), known, drivers.get(name, "")
+        )
+        for one in sorted(nodes_in(pool, nodes), key=lambda one: str(one["metadata"]["name"]))
     )
     return tuple(one for one in found if one is not None)
 
@@ -101,14 +105,15 @@ def _known_node(
     one: Mapping[str, Any],
     taken: Mapping[str, Decimal],
     known: dict[str, KnownNode],
+    driver: str,
 ) -> Node | None:
     """A node as it was read before, unless it or what others request on it has changed."""
     name, version = one["metadata"]["name"], one["metadata"].get("resourceVersion")
-    before = known.get(name)
-    if before is not None and version and (before[0], before[1]) == (version, taken):
+    before, key = known.get(name), (version, driver)
+    if before is not None and version and (before[0], before[1]) == (key, taken):
         return before[2]
-    node = _node(pool, one, taken)
-    known[name] = (version, taken, node)
+    node = _node(pool, one, taken, driver)
+    known[name] = (key, taken, node)
     return node
 
 
@@ -156,6 +161,37 @@ def _amounts_of(
     return found
 
 
+def nodes_in(pool: KubernetesPool, nodes: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The nodes of a cluster that belong to the pool."""
+    return [one for one in nodes if _is_of(pool, one)]
+
+
+def served_by_drivers(
+    pool: KubernetesPool, nodes: Iterable[Mapping[str, Any]], drivers: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """The drivers by node where nothing else serves GPUs, and the nodes with slots of devices."""
+    ours = nodes_in(pool, nodes)
+    lacking = {
+        str(one["metadata"]["name"]): drivers[one["metadata"]["name"]]
+        for one in ours
+        if one["metadata"]["name"] in drivers and _lacks_slots(pool, one)
+    }
+    return lacking, [
+        str(one["metadata"]["name"])
+        for one in ours
+        if slot_resource(pool, one) != "cpu" and not _lacks_slots(pool, one)
+    ]
+
+
+def _lacks_slots(pool: KubernetesPool, node: Mapping[str, Any]) -> bool:
+    """Whether a node has no devices that are counted, in a pool that does not ask for CPUs."""
+    if pool.slot == "cpu":
+        return False
+    slot = slot_resource(pool, node)
+    there = amounts((node.get("status") or {}).get("capacity"))
+    return slot == "cpu" or int(there.get(slot, 0)) < 1
+
+
 def _is_of(pool: KubernetesPool, node: Mapping[str, Any]) -> bool:
     labels = node["metadata"].get("labels") or {}
     linux = labels.get("kubernetes.io/os", "linux") == "linux"
@@ -163,14 +199,15 @@ def _is_of(pool: KubernetesPool, node: Mapping[str, Any]) -> bool:
 
 
 def _node(
-    pool: KubernetesPool, one: Mapping[str, Any], taken: Mapping[str, Decimal]
+    pool: KubernetesPool, one: Mapping[str, Any], taken: Mapping[str, Decimal], driver: str
 ) -> Node | None:
     meta, status = one["metadata"], one.get("status") or {}
     labels: Mapping[str, str] = meta.get("labels") or {}
     slot = slot_resource(pool, one)
-    there = amounts(status.get("allocatable"))
+    there, capacity = amounts(status.get("allocatable")), amounts(status.get("capacity"))
     num_slots = int(there.get(slot, 0) - taken.get(slot, Decimal(0)))
-    if int(amounts(status.get("capacity")).get(slot, 0)) < 1 and int(there.get(slot, 0)) < 1:
+    by_driver = driver if driver and _lacks_slots(pool, one) else ""
+    if int(capacity.get(slot, 0)) < 1 and int(there.get(slot, 0)) < 1 and not by_driver:
         return None
     taints = _taints(one)
     traits = TraitValues.of(pool, NodeTraits())
@@ -186,8 +223,14 @@ def _node(
             memory_bytes=max(0, memory if traits.memory is None else traits.memory),
             slot_type="" if slot == "cpu" else _slot_type(labels, slot),
             domains=_domains(pool, labels, slot),
-            closed=_closed(pool, one, slot, num_slots),
+            closed=dynamic_resources.closed_by(by_driver)
+            if by_driver
+            else _closed(pool, one, slot, num_slots),
             leaves_at=_leaves_at(pool, one, taints),
+            # CPUs that the node keeps for itself are no fault.
+            num_unhealthy=0
+            if slot == "cpu"
+            else max(0, int(capacity.get(slot, 0)) - int(there.get(slot, 0))),
         )
     )
     spot = any(labels.get(label) == value for label, value in _SPOT.items())

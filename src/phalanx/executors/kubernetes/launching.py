@@ -6,19 +6,28 @@ Nothing here waits for a cluster to bind or start pods: `poll` looks at them lat
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from phalanx.core.reasons import Cause
 from phalanx.errors import ExecutorUnavailable, LaunchError
-from phalanx.executors.kubernetes import manifests, tpu
-from phalanx.executors.kubernetes.client import KubernetesClient, KubernetesRefused, Object
-from phalanx.executors.kubernetes.manifests import PLACEMENT, AttemptNames, PodPlace
+from phalanx.executors.kubernetes import kueue, manifests
+from phalanx.executors.kubernetes.client import (
+    JSON_PATCH,
+    KubernetesClient,
+    KubernetesRefused,
+    Object,
+)
+from phalanx.executors.kubernetes.hardware import tpu
+from phalanx.executors.kubernetes.manifests import (
+    FINALIZER,
+    PLACEMENT,
+    AttemptNames,
+    PodPlace,
+)
 from phalanx.executors.kubernetes.notes import PodNote, PodNotes
 from phalanx.executors.kubernetes.reflector import Reflector
 from phalanx.executors.outbound import outbound
@@ -29,8 +38,6 @@ from phalanx.schemas.wire.assignments import Assignment
 
 _AT_ONCE = 16
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 15.0
-# Stands for the anchor where an object is only tried; nothing is stored of it.
-_NO_UID = "00000000-0000-0000-0000-000000000000"
 
 
 @dataclass(slots=True)
@@ -88,18 +95,20 @@ class PodLauncher:
         """
         facts = gang[0].gang
         key = (facts.job.num, facts.attempt)
-        labels = manifests.labels_of(names, self._owner, facts.job.num)
+        labels = manifests.labels_of(names, self._owner, facts.job.num, self._pool.name)
         digest = manifests.placement_digest(places)
         away = [outbound(one, self._pool, self._home) for one in gang]
 
         pods = [
-            manifests.pod_object(self._pool, names, labels, _NO_UID, digest, one, place)
+            manifests.pod_object(self._pool, names, labels, manifests.NO_UID, digest, one, place)
             for one, place in zip(away, places, strict=True)
         ]
         notes = [
             PodNote(names.namespace, names.anchor, names.pod(one.node_rank), place.node, len(gang))
             for one, place in zip(gang, places, strict=True)
         ]
+        if said := self._no_group(pods):
+            raise LaunchError(said)
         try:
             self._try(names, pods)
             # Before the anchor, so that a crash leaves none that is not known.
@@ -169,11 +178,18 @@ class PodLauncher:
             said, cause = work.refused.message, work.refused.cause
         self._notes.write(ref, replace(note, gone=True, message=said, cause=cause))
 
+    def _no_group(self, pods: Sequence[Object]) -> str:
+        """Why the pods can be no group of the pool's queue; empty: they can, or there is none."""
+        if self._pool.queue is None:
+            return ""
+        shapes = {json.dumps(manifests.shape_of(one), sort_keys=True) for one in pods}
+        return kueue.too_many_roles(len(shapes))
+
     def _try(self, names: AttemptNames, pods: Sequence[Object]) -> None:
         """Have the API server check one pod of each shape, without storing it."""
         seen = set()
         for one in pods:
-            shape = json.dumps(_shape(one), sort_keys=True)
+            shape = json.dumps(manifests.shape_of(one), sort_keys=True)
             if shape in seen:
                 continue
             seen.add(shape)
@@ -207,15 +223,6 @@ class PodLauncher:
                 raise
 
 
-def _shape(pod: Object) -> Any:
-    """What admission looks at: without the name, the node and the number of the pod."""
-    spec = copy.deepcopy(pod["spec"])
-    spec.pop("affinity")
-    for one in spec["containers"]:
-        one.pop("env")
-    return spec
-
-
 def refusal_error(refused: KubernetesRefused, names: AttemptNames) -> LaunchError:
     """A refusal with what to do where that is known, and the cause that it is for the job."""
     if refused.status == 404:
@@ -239,3 +246,24 @@ def delete(client: KubernetesClient, path: str, body: Object) -> None:
         # 409: the object of this name is another one, which is not ours to delete.
         if refused.status not in (404, 409):
             raise ExecutorUnavailable(f"{path}: {refused.message}") from refused
+
+
+def remove_pod(client: KubernetesClient, path: str, pod: Object) -> None:
+    """Delete a pod, and give up the finalizer that kept it readable. Raises ExecutorUnavailable."""
+    meta = pod["metadata"]
+    if not meta.get("deletionTimestamp"):
+        delete(client, path, {"preconditions": {"uid": meta["uid"]}})
+    finalizers = meta.get("finalizers") or []
+    if FINALIZER not in finalizers:
+        return
+    entry = f"/metadata/finalizers/{finalizers.index(FINALIZER)}"
+    # Other programs have finalizers beside ours: the test makes sure that this one is removed.
+    patch = [
+        {"op": "test", "path": entry, "value": FINALIZER},
+        {"op": "remove", "path": entry},
+    ]
+    try:
+        client.call("PATCH", path, patch, kind=JSON_PATCH)
+    except KubernetesRefused as refused:
+        if refused.status != 404:
+            raise ExecutorUnavailable(f"the finalizer stays: {refused.message}") from refused

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.executors.kubernetes import containers
+from phalanx.core.contract.pods import PodContract
+from phalanx.executors.kubernetes import containers, kueue
 from phalanx.executors.kubernetes.containers import BOOTSTRAP_DIR
 from phalanx.executors.kubernetes.inventory import OWNER_LABEL
 from phalanx.schemas.pools.kubernetes_pools import KubernetesPool
@@ -24,7 +26,11 @@ NODE_ROOT = "/tmp/phalanx"
 MAX_BOOTSTRAP_BYTES = 900_000
 # Beyond the grace period of the job: the supervisor reports, and its parent writes the exit record.
 _LEAVE_S = 15
-_ATTEMPT_LABEL = "phalanx.dev/attempt"
+ATTEMPT_LABEL = "phalanx.dev/attempt"
+JOB_LABEL = "phalanx.dev/job"
+POOL_LABEL = "phalanx.dev/pool"
+# Stands for the anchor where an object is only tried; nothing is stored of it.
+NO_UID = "00000000-0000-0000-0000-000000000000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +64,17 @@ class PodPlace:
     slot: str  # resource that slots are made of
     num_slots: int
     tpu: Mapping[str, str] | None = None  # variables of a host of a TPU slice; None: it is none
+    num_pods: int = 1  # of the whole gang
 
 
-def labels_of(names: AttemptNames, owner: str, job: int) -> dict[str, str]:
+def labels_of(names: AttemptNames, owner: str, job: int, pool: str) -> dict[str, str]:
     """The labels of every object of an attempt."""
     return {
         OWNER_LABEL: owner,
         "app.kubernetes.io/managed-by": "phalanx",
-        "phalanx.dev/job": f"j-{job}",
-        _ATTEMPT_LABEL: names.anchor,
+        JOB_LABEL: f"j-{job}",
+        POOL_LABEL: pool,
+        ATTEMPT_LABEL: names.anchor,
     }
 
 
@@ -177,25 +185,51 @@ def pod_object(
         spec |= {"hostname": names.pod(assignment.node_rank), "subdomain": names.anchor}
     if wish.host_network:
         spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": names.pod(assignment.node_rank),
-            # Meshes delay the start of gangs and keep pods from ending.
-            "labels": {**wish.labels, **labels, "sidecar.istio.io/inject": "false"},
-            "annotations": {
-                **wish.annotations,
-                PLACEMENT: digest,
-                "linkerd.io/inject": "disabled",
-                "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-                "karpenter.sh/do-not-disrupt": "true",
-            },
-            "finalizers": [FINALIZER],
-            "ownerReferences": owned_by(names, uid),
-        },
-        "spec": spec,
+    metadata = _metadata(pool, names, labels, wish, place, shape_of({"spec": spec}))
+    metadata["annotations"][PLACEMENT] = digest
+    metadata |= {
+        "name": names.pod(assignment.node_rank),
+        "finalizers": [FINALIZER],
+        "ownerReferences": owned_by(names, uid),
     }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _metadata(
+    pool: KubernetesPool,
+    names: AttemptNames,
+    labels: Mapping[str, str],
+    wish: PodContract,
+    place: PodPlace,
+    shape: Any,
+) -> dict[str, Any]:
+    """The labels and annotations of a pod: those of the job, of the platform, and of its queue."""
+    return {
+        "labels": {
+            **wish.labels,
+            **labels,
+            **kueue.group_labels(pool.queue, names.anchor),
+            # Meshes delay the start of gangs and keep pods from ending.
+            "sidecar.istio.io/inject": "false",
+        },
+        "annotations": {
+            **wish.annotations,
+            **kueue.group_annotations(pool.queue, place.num_pods, shape),
+            "linkerd.io/inject": "disabled",
+            "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+            "karpenter.sh/do-not-disrupt": "true",
+        },
+    }
+
+
+def shape_of(pod: Mapping[str, Any]) -> Any:
+    """What admission looks at: without the name, the node and the number of the pod."""
+    spec = copy.deepcopy(pod["spec"])
+    for key in ("affinity", "hostname"):
+        spec.pop(key, None)
+    for one in spec["containers"]:
+        one.pop("env")
+    return spec
 
 
 def _container(

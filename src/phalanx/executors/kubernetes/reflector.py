@@ -21,6 +21,7 @@ from phalanx.executors.kubernetes.client import (
 _LOG = logging.getLogger(__name__)
 _WATCH_S = (240, 300)
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 15.0
+_NOT_READ = "the first list has not been read yet"
 
 
 class Reflector:
@@ -44,7 +45,7 @@ class Reflector:
         self._lock = threading.Condition()
         self._objects: dict[tuple[str, str], Object] = {}
         self._version = ""
-        self._problem = "the first list has not been read yet"
+        self._problem = _NOT_READ
         self._heard_at = time.monotonic()
         self._closed = False
         self.num_lists = 0
@@ -74,6 +75,11 @@ class Reflector:
         """Whether a full list has been read within this time."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._problem, timeout_s)
+
+    def wait_answer(self, timeout_s: float) -> None:
+        """Wait until the API server has answered for the first time, be it with a refusal."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._problem != _NOT_READ, timeout_s)
 
     def put(self, one: Object) -> None:
         """Take over an object that this program has just read or written, if it is newer."""

@@ -138,6 +138,7 @@ class NodeView(ResponseBody):
     reclaims_per_hour: float = 0.0
     reserved_for: list[int] = Field(default_factory=list)  # jobs that others leave it for
     num_closed_slots: int = 0  # slots that are not offered: see `devices`
+    num_unhealthy: int = 0  # devices that the node's own cluster does not offer, beside its slots
     devices: list[DeviceView] = Field(default_factory=list)  # where the executor sees them
 
 
@@ -246,6 +247,31 @@ class ApplyResponse(ResponseBody):
 
     changes: list[ChangeView]
     warnings: list[str] = Field(default_factory=list)
+
+
+class LeftoversView(ResponseBody):
+    """The pods of one control plane in the cluster of a pool."""
+
+    owner: str  # the name of that control plane in the cluster
+    is_own: bool  # whether it is this one
+    num_pods: int
+    num_running: int
+    jobs: list[str] = Field(default_factory=list)  # the first ones, in the numbers of the owner
+    namespaces: list[str] = Field(default_factory=list)
+
+
+class ForgetPoolRequest(RequestBody):
+    """Remove the objects of a control plane from a pool's cluster; no owner: this one's, and the pool."""
+
+    owner: Annotated[str, Field(pattern=r"^[a-z0-9]{1,32}$")] | None = None
+
+
+class ForgetPoolResponse(ResponseBody):
+    """What was removed from a cluster."""
+
+    owner: str
+    num_pods: int
+    pool_removed: bool
 
 
 class DrainRequest(RequestBody):

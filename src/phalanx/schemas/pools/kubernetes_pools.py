@@ -99,6 +99,12 @@ class KubernetesPool(NodeTraits):
         "Service account of the pods; its token is not mounted. Absent: default."
     )
     priority_class: _DnsName | None = optional("PriorityClass of the pods.")
+    queue: _DnsName | None = optional(
+        "LocalQueue of Kueue in the namespace, which decides when gangs start; absent: none does."
+    )
+    admit_within: Duration = Field(
+        default=300.0, description="Time in which the queue must admit a gang."
+    )
     slot: _Resource | None = optional(
         "Resource that is counted as slots; absent: nvidia.com/gpu, amd.com/gpu, google.com/tpu, else cpu."
     )

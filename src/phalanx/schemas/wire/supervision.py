@@ -426,7 +426,7 @@ class Orders(Message):
     `grace_left_s` is what remains of a grace at the moment of the answer: durations survive
     clocks that disagree. `last_step` is the last step that the job is known to have made. `stacks`
     numbers the newest request for the running ranks' stacks, `profile` is the newest one for a profile,
-    and `saves` numbers the newest one for a checkpoint.
+    `saves` numbers the newest one for a checkpoint, and `tunnels` the newest tunnel that waits.
     `until` is the raised target of a trial.
     """
 
@@ -444,6 +444,7 @@ class Orders(Message):
     after: str = ""
     profile: ProfileOrder | None = None
     saves: int = 0
+    tunnels: int = 0
     until: int | None = None
     masters: list[RoleMaster] = Field(default_factory=list)
     peers: list[str] = Field(default_factory=list)
@@ -461,6 +462,8 @@ class Orders(Message):
             version += f":{wish.request}"
         if orders.saves:
             version += f":save {orders.saves}"
+        if orders.tunnels:
+            version += f":tunnel {orders.tunnels}"
         if orders.until is not None:
             version += f":until {orders.until}"
         known = {name: getattr(orders, name) for name in cls.model_fields if hasattr(orders, name)}

@@ -11,6 +11,9 @@ from phalanx.schemas.api.pools import (
     ApplyResponse,
     DrainRequest,
     DrainResponse,
+    ForgetPoolRequest,
+    ForgetPoolResponse,
+    LeftoversView,
     NodeView,
     PoolScalingView,
     PoolView,
@@ -64,6 +67,18 @@ def delete_pool(here: Here, name: ObjectName) -> Response:
     """Remove a pool in which no job runs."""
     pools.remove_pool(here.platform, name)
     return Response(status_code=204)
+
+
+@router.get("/pools/{name}/leftovers", openapi_extra=_CHANGE)
+def get_leftovers(here: Here, name: ObjectName) -> list[LeftoversView]:
+    """What control planes, this one included, have left in the cluster of a pool."""
+    return pools.leftovers(here.platform, name)
+
+
+@router.post("/pools/{name}/forget", openapi_extra=_CHANGE)
+def post_forget(here: Here, name: ObjectName, request: ForgetPoolRequest) -> ForgetPoolResponse:
+    """Remove the objects of a control plane from the cluster of a pool; may be repeated."""
+    return pools.forget_pool(here.platform, name, request.owner)
 
 
 @router.get("/nodes", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))

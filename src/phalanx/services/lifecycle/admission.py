@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.core.contract.credentials import credentials_in
-from phalanx.core.contract.pods import CONTAINERS_LABEL, PodContract
+from phalanx.core.contract.pods import CONTAINERS_LABEL
 from phalanx.core.gang.placement import Demand, Node
 from phalanx.core.jobs.model import JobPolicy
 from phalanx.core.residency import permits, residency_of
@@ -188,27 +188,29 @@ def _no_containers(spec: JobSpec, usable: Nodes) -> list[Problem]:
 
 
 def container_pools(
-    spec: JobSpec, nodes: Nodes, executor: Executor, pods: Sequence[PodContract]
+    spec: JobSpec, nodes: Nodes, executor: Executor
 ) -> tuple[tuple[str, ...], list[Problem]]:
     """The pools that the job may use, and why those that it names, or all others, refuse its pods.
 
-    Without keys of containers, and where no node runs any, these are the pools that the spec names.
-    Pools that do not answer count as able: they are asked again at the start.
+    Where no node runs containers these are the pools that the spec names. Pools that do not answer count
+    as able: they are asked again at the start.
     """
     named = tuple(spec.pool)
-    if not spec.pod_keys or not pods or not isinstance(executor, PodChecker):
-        return named, []
-    able = {node.pool for node in nodes if CONTAINERS_LABEL in node.labels}
+    # One node tells for its pool; clusters have thousands.
+    pools = {node.pool: node for node in reversed(nodes)}
+    able = {name for name, node in pools.items() if CONTAINERS_LABEL in node.labels}
+    others = pools.keys() - able
     asked = [pool for pool in named or sorted(able) if pool in able]
-    most = sum(plan.shape.nodes for plan in spec.plans)
-    refusals = {
-        pool: [one for pod in pods for one in executor.refusals(pool, spec.project, pod, most)]
-        for pool in asked
-    }
+    if not asked or not isinstance(executor, PodChecker):
+        return named, []
+    contract, most = spec.to_contract(), sum(plan.shape.nodes for plan in spec.plans)
+    refusals = {pool: list(executor.refusals(pool, spec.project, contract, most)) for pool in asked}
     good = tuple(pool for pool in asked if not refusals[pool])
-    if named or not good:
+    if named or len(good) == len(asked):
         return named, [one for pool in asked for one in refusals[pool]]
-    return (named if len(good) == len(able) else good), []
+    # A job without keys of containers may use the other pools as well.
+    left = good if spec.pod_keys else (*good, *sorted(others))
+    return (left, []) if left else (named, [one for pool in asked for one in refusals[pool]])
 
 
 def _demand_of(spec: JobSpec, plan: RolePlan, gang: QueuedJob) -> Demand:

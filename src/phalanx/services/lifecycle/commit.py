@@ -122,7 +122,12 @@ def _requested(job: Job) -> dict[str, Any]:
     if attempt is None:
         return {}
     profile = None if attempt.profile is None else attempt.profile.request
-    return {"stacks": attempt.stacks, "saves": attempt.saves, "profile": profile}
+    return {
+        "stacks": attempt.stacks,
+        "saves": attempt.saves,
+        "profile": profile,
+        "tunnels": attempt.tunnels,
+    }
 
 
 def _raise(num: int, error: Exception) -> None:

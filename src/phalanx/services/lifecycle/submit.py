@@ -133,9 +133,8 @@ def check(
         ]
         resume, found = resolve_resume(platform, spec, by, here.residency)
         problems += found
-        if spec.pod_keys and not problems:
-            pods = spec.to_contract().pods
-            pools, problems = container_pools(spec, here.nodes, platform.executor, pods)
+        if not problems:
+            pools, problems = container_pools(spec, here.nodes, platform.executor)
             facts = replace(facts, pools=pools)
     if problems:
         raise SpecInvalid(problems)

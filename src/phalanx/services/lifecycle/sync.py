@@ -194,6 +194,14 @@ def supervisor_secrets(
     return secret_values(platform, stored, asked[2])
 
 
+def check_live(platform: Platform, asked: tuple[int, int, int], token: str) -> None:
+    """Check the token of a supervisor (job, attempt, node rank) of a live attempt.
+
+    Raises Unauthenticated, and PermissionDenied for an attempt that is over.
+    """
+    _of_live_attempt(platform, asked, token)
+
+
 def _of_live_attempt(
     platform: Platform, asked: tuple[int, int, int], token: str
 ) -> tuple[SupervisorRow, StoredJob]:

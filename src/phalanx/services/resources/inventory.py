@@ -174,6 +174,7 @@ def _node(found: _Inventory, node: Node, held: Mapping[int, list[int]]) -> NodeV
         node,
         num_free=node.num_slots - num_used,
         num_closed_slots=len(closed),
+        num_unhealthy=node.num_unhealthy,
         jobs=sorted({num for nums in held.values() for num in nums}),
         state=state,
         reason=reason,

@@ -14,8 +14,15 @@ from phalanx.core.jobs.events import StopRequested
 from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import Conflict, NotFound, Problem, SpecInvalid
+from phalanx.executors.protocol import LeftoverCleaner
 from phalanx.kit.text import job_label
-from phalanx.schemas.api.pools import ApplyResponse, DrainRequest, DrainResponse
+from phalanx.schemas.api.pools import (
+    ApplyResponse,
+    DrainRequest,
+    DrainResponse,
+    ForgetPoolResponse,
+    LeftoversView,
+)
 from phalanx.schemas.pools.pool_file import (
     EXECUTORS,
     HostDefaults,
@@ -33,6 +40,7 @@ from phalanx.store import resources
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
 from phalanx.store.resources import Applied, NodeMark
+from phalanx.store.tenancy import audit
 
 
 def apply_pools(platform: Platform, file: Mapping[str, Any], now: int, actor: str) -> ApplyResponse:
@@ -101,6 +109,52 @@ def remove_pool(platform: Platform, name: str) -> None:
         tx.touched.topics.add(QUEUE)
 
     platform.store.transact(work)
+
+
+def leftovers(platform: Platform, name: str) -> list[LeftoversView]:
+    """What control planes have left in the cluster of a pool. Raises NotFound, ExecutorUnavailable."""
+    _require_cluster(platform, name)
+    executor = platform.executor
+    found = executor.leftovers(name) if isinstance(executor, LeftoverCleaner) else ()
+    return [LeftoversView.of(one) for one in found]
+
+
+def forget_pool(platform: Platform, name: str, owner: str | None) -> ForgetPoolResponse:
+    """Remove the objects of a control plane from the cluster of a pool.
+
+    Without `owner` these are the objects of this one, and the pool is removed as well. Raises NotFound,
+    Conflict while jobs run there, and ExecutorUnavailable, after which it may be repeated.
+    """
+    known = leftovers(platform, name)
+    executor = platform.executor
+    if owner is None or any(one.is_own and one.owner == owner for one in known):
+        _refuse_used(name, platform.store.view(platform.scheduler_cache.rows.jobs)[1])
+        removed = 0
+        for one in (one for one in known if one.is_own):
+            assert isinstance(executor, LeftoverCleaner)
+            removed += executor.forget(name, one.owner)
+            owner = one.owner
+        platform.clusters.forget(name)
+        _audit_removal(platform, name, owner or "this control plane", removed)
+        return ForgetPoolResponse(owner=owner or "", num_pods=removed, pool_removed=True)
+    if owner not in {one.owner for one in known}:
+        said = f"no pod in the cluster of pool {name} has the owner {owner}"
+        raise NotFound(said, suggestion(owner, [one.owner for one in known]))
+    assert isinstance(executor, LeftoverCleaner)
+    removed = executor.forget(name, owner)
+    _audit_removal(platform, name, owner, removed)
+    return ForgetPoolResponse(owner=owner, num_pods=removed, pool_removed=False)
+
+
+def _audit_removal(platform: Platform, pool: str, owner: str, num_pods: int) -> None:
+    what = f"objects of {owner} in the cluster of pool {pool}"
+    platform.store.transact(lambda tx: audit.describe(tx, what, {"pods": num_pods}, None))
+
+
+def _require_cluster(platform: Platform, name: str) -> None:
+    names = platform.clusters.names()
+    if name not in names:
+        raise NotFound(f"no cluster is connected as pool {name}", suggestion(name, names))
 
 
 def _refuse_used(name: str, holding: Iterable[StoredJob]) -> None:

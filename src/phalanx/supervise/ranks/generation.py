@@ -125,8 +125,7 @@ class Generation:
         self._ended_from_above = False
         self._oom_kills = _oom_kills(context.processes)
         self._announced = self._killing = False
-        self._killed = False
-        self._finished = False
+        self._killed = self._finished = False
         self._settle: Timer | None = None
         self._grace = GracePeriod(context.loop, context.clock, self._check_over, self._kill)
 
@@ -182,6 +181,7 @@ class Generation:
         )
         env = rank_environment(adapter, gang, orders, contract, node)
         env |= self._reporting.variables(self._context.server(), rank.rank)
+        rank.env = env
         launch = LaunchRequest(env, assignment.cwd, rank.open_pipes())
         self._context.processes.keep_output(rank.output_descriptors)
         self._line_metrics.attach(rank)

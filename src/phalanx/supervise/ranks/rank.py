@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -157,6 +157,7 @@ class LocalRank(ProcessObserver):
     refused_: bool = False  # it could not be started
     asked: bool = False  # its start was requested
     streams: list[Stream] = field(default_factory=list)  # captured output
+    env: Mapping[str, str] = field(default_factory=dict)  # its environment, once it was started
 
     @property
     def stem(self) -> str:

@@ -18,9 +18,15 @@ import yaml
 from phalanx.testing.kubernetes.admission import FakeAdmission
 from phalanx.testing.kubernetes.custom import JOBS, CustomKind
 from phalanx.testing.kubernetes.objects import CLUSTER_WIDE, ApiError, KubernetesObjects, Object
+from phalanx.testing.kubernetes.queues import FakeKueue
 
 _BOOKMARK_S = 1.0
-_GROUPS = ("apps/v1", "admissionregistration.k8s.io/v1")
+_GROUPS = (
+    "apps/v1",
+    "admissionregistration.k8s.io/v1",
+    "resource.k8s.io/v1",
+    "kueue.x-k8s.io/v1beta2",
+)
 """Groups of the API beside the core, without those of custom resources."""
 
 
@@ -40,6 +46,7 @@ class FakeKubernetes:
         self.groups: dict[str, tuple[str, ...]] = {}  # plurals of further kinds, by group/version
         self.admission = FakeAdmission()
         self.custom: dict[str, CustomKind] = {JOBS.plural: JOBS}  # by plural
+        self.kueue = FakeKueue(self.store)  # its webhook works, and it admits after `kueue.start()`
         self.lock = threading.Lock()
         self._order: dict[str, tuple[int, list[tuple[tuple[str, str], Object]]]] = {}
         self._server = _serve(self)
@@ -74,6 +81,7 @@ class FakeKubernetes:
 
     def close(self) -> None:
         """Stop listening and end all watches."""
+        self.kueue.close()
         self.away = True
         with self.store.changed:
             self.store.changed.notify_all()
@@ -115,6 +123,7 @@ class FakeKubernetes:
     def _create(self, plural: str, namespace: str, body: Object, query: dict[str, str]) -> Object:
         with self.store.changed:
             if plural == "pods":
+                self.kueue.mutate(body)
                 self.admission.check(self.store, namespace, body)
             if query.get("dryRun") == "All":
                 return self.store.tried(plural, namespace, body)

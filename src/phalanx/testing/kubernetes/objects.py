@@ -13,7 +13,13 @@ from phalanx.kit.text import random_hex
 
 Object = dict[str, Any]
 Key = tuple[str, str, str]  # plural, namespace, name
-CLUSTER_WIDE = ("nodes", "namespaces", "persistentvolumes", "validatingwebhookconfigurations")
+CLUSTER_WIDE = (
+    "nodes",
+    "namespaces",
+    "persistentvolumes",
+    "validatingwebhookconfigurations",
+    "resourceslices",
+)
 
 
 class ApiError(Exception):
@@ -76,7 +82,7 @@ class KubernetesObjects:
             if namespace:
                 meta["namespace"] = namespace
             if plural == "pods":
-                body.setdefault("status", {})["phase"] = "Pending"
+                body.setdefault("status", {}).setdefault("phase", "Pending")
             self.uids.setdefault(f"{plural}/{meta['name']}", []).append(meta["uid"])
             return self._put(key, body, "ADDED")
 

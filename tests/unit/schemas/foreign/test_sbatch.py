@@ -176,3 +176,24 @@ def test_no_script_crashes_the_conversion(lines: list[str], local: bool) -> None
         found = converted(HEAD + "\n".join(lines), local)
         if not found.problems:
             validate_spec(found.spec)
+
+
+@pytest.mark.parametrize(
+    ("told", "labels"),
+    [
+        ("nvlink", {"nvlink": "true"}),
+        ("nvlink&gpu=a100", {"nvlink": "true", "gpu": "a100"}),
+        ("[rack1|rack2]", None),
+        ("nvlink*2", None),
+    ],
+)
+def test_features_become_labels_of_nodes(told: str, labels: dict[str, str] | None) -> None:
+    text = f'{HEAD}#SBATCH --constraint="{told}"\nsrun python train.py\n'
+    found = converted(text)
+    if labels is None:
+        assert "job.sbatch, line 3: constraint: only names joined by &" in str(found.problems[0])
+    else:
+        assert not found.problems
+        assert found.spec["placement"] == {"selector": labels}
+        assert found.lines["placement.selector"] == 3
+    assert "placement" not in converted(text, local=True).spec

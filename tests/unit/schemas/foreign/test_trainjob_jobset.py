@@ -79,6 +79,89 @@ def test_a_jobset_becomes_a_spec() -> None:
     assert check(converted(JOBSET, local=True))["resources"]["accelerators"] == 8
 
 
+ROLES = """
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: actors}
+spec:
+  successPolicy: {operator: All, targetReplicatedJobs: [learner]}
+  failurePolicy: {maxRestarts: 2}
+  replicatedJobs:
+  - name: actor
+    replicas: 3
+    dependsOn: [{name: learner, status: Ready}]
+    template:
+      spec:
+        template:
+          spec:
+            containers:
+            - {name: c, image: "team/rl:1", command: [python, act.py], resources: {limits: {cpu: 4}}}
+  - name: learner
+    template:
+      spec:
+        template:
+          spec:
+            containers:
+            - {name: c, image: "team/rl:1", command: [python, learn.py], env: [{name: A, value: b}],
+               resources: {limits: {nvidia.com/gpu: 2}}}
+"""
+
+
+def test_several_replicated_jobs_are_roles_of_one_job_and_the_target_leads() -> None:
+    found = converted(ROLES)
+    assert check(found) == {
+        "schema": 1,
+        "name": "actors",
+        "image": "team/rl:1",
+        "recovery": {"rank_crash": {"count": 2}},
+        "roles": {
+            "learner": {
+                "run": ["python", "learn.py"],
+                "resources": {"nodes": 1, "slots_per_node": 2, "slots_per_rank": 2},
+                "env": {"A": "b"},
+            },
+            "actor": {
+                "run": ["python", "act.py"],
+                "resources": {"nodes": 3, "slots_per_node": 1, "slots_per_rank": 1, "cpus": 4},
+                "required": False,
+            },
+        },
+    }
+    assert any("dependsOn" in one.key for one in found.warnings)
+    assert found.lines["roles.actor.run"] == 12
+
+
+def test_roles_have_images_of_their_own() -> None:
+    text = ROLES.replace('team/rl:1", command: [python, act.py]', 'a:2", command: [python, act.py]')
+    roles = check(converted(text))["roles"]
+    assert (roles["learner"]["image"], roles["actor"]["image"]) == ("team/rl:1", "a:2")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "            containers:\n            - {name: c, image: "
+            '"team/rl:1", command: [python, act.py]',
+            "            terminationGracePeriodSeconds: 5\n            containers:\n"
+            '            - {name: c, image: "team/rl:1", command: [python, act.py]',
+            "in grace",
+        ),
+        (
+            "operator: All, targetReplicatedJobs: [learner]",
+            "operator: Any",
+            "Any is possible with one",
+        ),
+        ("[learner]}", "[lerner]}", "there is no replicated job lerner"),
+        ("name: actor\n", "name: learner\n", "needs a name of its own"),
+    ],
+)
+def test_roles_that_one_job_cannot_have_are_refused(old: str, new: str, said: str) -> None:
+    assert old in ROLES
+    problems = [str(one) for one in converted(ROLES.replace(old, new, 1)).problems]
+    assert any(said in one for one in problems), problems
+
+
 def test_a_trainjob_becomes_a_spec() -> None:
     assert check(converted(TRAINJOB)) == {
         "schema": 1,
@@ -109,7 +192,7 @@ def test_a_trainjob_becomes_a_spec() -> None:
             JOBSET,
             "  - name: workers",
             "  - {name: driver}\n  - name: workers",
-            "has 2 replicated jobs",
+            "containers: needs exactly one container",
         ),
         (
             JOBSET,

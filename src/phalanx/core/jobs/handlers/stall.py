@@ -43,6 +43,17 @@ def save_requested(job: Job, event: e.SaveRequested, now: int) -> Decision:
     return Decision(replace(job, attempt=replace(attempt, saves=attempt.saves + 1)))
 
 
+def tunnel_requested(job: Job, event: e.TunnelRequested, now: int) -> Decision:
+    """Have the supervisor of the rank ask for the tunnel that waits."""
+    attempt, node = live(job), event.node_rank
+    known = node < len(attempt.nodes)
+    if attempt.failures or not known or attempt.nodes[node].phase is not NodePhase.UP:
+        return Decision(job, ignored="the rank does not run")
+    asked = dict(attempt.tunnels)
+    asked[node] = asked.get(node, 0) + 1
+    return Decision(replace(job, attempt=replace(attempt, tunnels=tuple(sorted(asked.items())))))
+
+
 def _has_running_ranks(attempt: Attempt) -> bool:
     return not attempt.failures and any(node.phase is NodePhase.UP for node in attempt.nodes)
 

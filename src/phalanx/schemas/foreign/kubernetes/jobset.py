@@ -1,4 +1,7 @@
-"""JobSet (jobset.x-k8s.io/v1alpha2) and Job (batch/v1) as job specs."""
+"""JobSet (jobset.x-k8s.io/v1alpha2) and Job (batch/v1) as job specs.
+
+One replicated job is a gang; several are the roles of one.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +55,12 @@ JOBSET_SPEC: tuple[KeyRule, ...] = (
     *dropped("the job is run by Phalanx", "managedBy"),
     *dropped("a gang starts as a whole", "replicatedJobs.*.dependsOn"),
     *dropped("names of pods are those of Phalanx", "replicatedJobs.*.groupName"),
-    *dropped("names of pods are those of Phalanx", "replicatedJobs.*.name"),
+    *mapped("roles", "replicatedJobs.*.name"),
     *mapped("resources.nodes", "replicatedJobs.*.replicas"),
     *under("replicatedJobs.*.template", JOB),
     *dropped("a gang starts as a whole", "startupPolicy"),
-    *dropped("a gang with one role succeeds as a whole", "successPolicy"),
+    *mapped("roles.*.required", "successPolicy.targetReplicatedJobs"),
+    *mapped("all required roles must succeed", "successPolicy.operator"),
     *refused("a job cannot be submitted paused; use `phalanx pause`", "suspend"),
     *dropped("retention is that of the home", "ttlSecondsAfterFinished"),
     *refused("claims are not made here", "volumeClaimPolicies", of_image=True),
@@ -78,26 +82,14 @@ def convert_jobset(document: ForeignReader) -> dict[str, Any]:
     """The spec of a JobSet. Problems go to the log of the reader."""
     body, spec = document.at("spec"), head(document)
     jobs = body.entries("replicatedJobs")
-    parts = [_part(job, number) for number, job in enumerate(jobs)]
-    nodes = sum(one.size.nodes for one in parts)
-    # A launcher that counts the nodes of all of them makes them one world; else that is not known.
-    one_world = all(one.plan.launched and one.plan.nodes == (nodes, nodes) for one in parts)
-    if not jobs or (len(jobs) > 1 and not one_world):
-        said = (
-            f"has {len(jobs)} replicated jobs: several are supported where the command of each is a "
-            f"launcher with all nodes, such as `torchrun --nnodes={max(nodes, 2)}`; else submit a job spec "
-            "with `roles:`"
-        )
-        body.refuse("replicatedJobs", said)
+    if not jobs:
+        body.refuse("replicatedJobs", "is required: at least one")
         return spec
-    if len(jobs) > 1:
-        for job, part in zip(jobs, parts, strict=True):
-            job.note("name", KeyAction.MAPPED, f"roles.{part.name}")
-        found = merged(spec, shared_world(parts, document.log))
-        found |= _limit([one.reader for one in parts])
+    targets = _targets(body, jobs)
+    if len(jobs) == 1:
+        found = merged(spec, _replicated(jobs[0]))
     else:
-        inner, replicas = jobs[0].at("template").at("spec"), jobs[0].whole("replicas", 1, MAX_NODES)
-        found = merged(spec, _gang(inner, replicas or 1, jobs[0].line_of("replicas")))
+        found = merged(spec, _several(body, jobs, targets))
     restarts = body.at("failurePolicy").whole("maxRestarts", 0, 10**9)
     if restarts is not None:
         found = merged(found, {"recovery": {"rank_crash": {"count": restarts}}})
@@ -111,6 +103,91 @@ def _part(job: ForeignReader, number: int) -> RolePods:
     size = GangSize(job.line_of("replicas"), (replicas or 1) * (pods or 1))
     name = as_name(job.text("name") or "", f"job-{number}")
     return RolePods(name, inner, needs, read_words(needs.words, needs.env), size)
+
+
+def _replicated(one: ForeignReader) -> dict[str, Any]:
+    """The gang of one replicated job."""
+    replicas = one.whole("replicas", 1, MAX_NODES)
+    return _gang(one.at("template").at("spec"), replicas or 1, one.line_of("replicas"))
+
+
+def _targets(body: ForeignReader, jobs: list[ForeignReader]) -> set[str]:
+    """The names of the replicated jobs that must succeed."""
+    policy, names = body.at("successPolicy"), {str(one.value("name")) for one in jobs}
+    targets = set(policy.words("targetReplicatedJobs"))
+    if unknown := sorted(targets - names):
+        said = f"there is no replicated job {unknown[0]}; known: {', '.join(sorted(names))}"
+        policy.refuse("targetReplicatedJobs", said)
+    operator = policy.text("operator")
+    if operator not in (None, "All", "Any"):
+        policy.refuse("operator", "must be All or Any", operator)
+    if operator == "Any" and len(targets or names) > 1:
+        said = "Any is possible with one target only: a job succeeds when all required roles have"
+        policy.refuse("operator", said)
+    return targets or names
+
+
+def _several(body: ForeignReader, jobs: list[ForeignReader], targets: set[str]) -> dict[str, Any]:
+    """The roles of several replicated jobs: of one world where their launchers say so."""
+    parts = [_part(job, number) for number, job in enumerate(jobs)]
+    nodes = sum(one.size.nodes for one in parts)
+    # A launcher that counts the nodes of all of them makes them one world.
+    if not all(one.plan.launched and one.plan.nodes == (nodes, nodes) for one in parts):
+        return _roles(body, jobs, targets)
+    for job, part in zip(jobs, parts, strict=True):
+        job.note("name", KeyAction.MAPPED, f"roles.{part.name}")
+    found = shared_world(parts, body.log)
+    return found | _limit([one.reader for one in parts])
+
+
+def _roles(body: ForeignReader, jobs: list[ForeignReader], targets: set[str]) -> dict[str, Any]:
+    """The roles of a job from its replicated jobs, the first one that must succeed leading."""
+    if body.log.local:
+        body.refuse("replicatedJobs", f"--local runs one role, and there are {len(jobs)}")
+        return {}
+    ordered = sorted(jobs, key=lambda one: str(one.value("name")) not in targets)
+    roles: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    for one in ordered:
+        name = as_name(one.text("name") or "", "")
+        if not name or name in roles:
+            one.refuse("name", "each replicated job needs a name of its own: that of its role")
+            continue
+        gang_of_role = _replicated(one)
+        role = {key: gang_of_role.pop(key) for key in _OF_ROLE if key in gang_of_role}
+        role["required"] = None if str(one.value("name")) in targets else False
+        roles[name] = {key: value for key, value in role.items() if value not in (None, {}, [])}
+        _share(one, shared, gang_of_role, first=one is ordered[0])
+        for key in ("run", "resources", "env"):
+            body.log.came_from(one.line_of("template"), f"roles.{name}.{key}")
+    body.log.came_from(body.line_of("replicatedJobs"), "roles")
+    for key in ("image", "mounts"):
+        values = [role.get(key) for role in roles.values()]
+        if values and values[0] and all(value == values[0] for value in values):
+            shared[key] = values[0]
+            for role in roles.values():
+                del role[key]
+    return {**shared, "roles": roles}
+
+
+_OF_ROLE = ("run", "resources", "env", "framework", "image", "mounts")
+
+
+def _share(one: ForeignReader, shared: dict[str, Any], own: dict[str, Any], *, first: bool) -> None:
+    """Take over what a job has once, from its first role; what another role has otherwise is refused."""
+    if first:
+        shared.update(own)
+        return
+    empty: tuple[Any, ...] = (None, [], {})
+    unequal = sorted(
+        key
+        for key in {*shared, *own}
+        if shared.get(key) != own.get(key)
+        and not (shared.get(key) in empty and own.get(key) in empty)
+    )
+    if unequal:
+        said = f"differs from the first role in {', '.join(unequal)}, which a job has once; make them equal"
+        one.refuse("template", said)
 
 
 def convert_batch_job(document: ForeignReader) -> dict[str, Any]:

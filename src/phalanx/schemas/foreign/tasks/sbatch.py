@@ -98,9 +98,7 @@ _RULES: tuple[KeyRule, ...] = (
     *mapped("image", "container-image", of_image=True),
     *refused("file systems are mounted by their pool", "container-mounts", of_image=True),
     *refused("commands begin in the folder of the code", "container-workdir", of_image=True),
-    *refused(
-        "select nodes with labels of a pool: `placement.selector`", "constraint", of_image=True
-    ),
+    *mapped("placement.selector", "constraint", of_image=True),
     *refused("select nodes with labels of a pool: `placement.selector`", "nodelist", of_image=True),
     *refused("select nodes with labels of a pool: `placement.selector`", "exclude", of_image=True),
     *refused("numbers of Slurm jobs are not known; use --depends-on j-12", "dependency"),
@@ -110,6 +108,7 @@ _RULES: tuple[KeyRule, ...] = (
     *refused("not supported", "container", "reboot", "tres-per-task", "extra-node-info"),
 )
 TABLE = RuleTable(_RULES)
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # What finds the addresses and numbers of ranks: an assignment of them, or the output of such a command.
 _ADDRESS = re.compile(
     r"^(export\s+)?(MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK)="
@@ -268,6 +267,7 @@ def _needs(reader: ForeignReader, nodes: int, tasks: int) -> PodNeeds:
     if (image := reader.value("container-image")) is not None:
         needs.image = str(image).replace("#", "/")
         reader.log.came_from(reader.line_of("container-image"), "image")
+    needs.selector = _features(reader)
     each = reader.whole("cpus-per-task", 1, 4096)
     needs.cpus = None if each is None else each * tasks
     per_gpu = reader.whole("cpus-per-gpu", 1, 4096)
@@ -281,6 +281,29 @@ def _needs(reader: ForeignReader, nodes: int, tasks: int) -> PodNeeds:
         amount = _memory(reader, option)
         needs.memory = amount * factor if amount else needs.memory
     return needs
+
+
+def _features(reader: ForeignReader) -> dict[str, str]:
+    """Features that every node must have, as labels: `gpu` is gpu=true, and `kind=a100` is itself."""
+    text = reader.value("constraint")
+    if text is None:
+        return {}
+    found: dict[str, str] = {}
+    for feature in re.split("[&,]", str(text)):
+        name, _, value = feature.strip().partition("=")
+        if not _LABEL.fullmatch(name) or (value and not _LABEL.fullmatch(value)):
+            said = (
+                "only names joined by & are supported: each becomes a label that all nodes must have; "
+                "write `placement.selector` in a job spec for others"
+            )
+            reader.refuse("constraint", said, text)
+            return {}
+        found[name] = value or "true"
+    labels = ", ".join(f"{name}={value}" for name, value in found.items())
+    said = f"placement.selector: nodes of a pool have the label {labels}"
+    reader.note("constraint", KeyAction.MAPPED, said)
+    reader.log.came_from(reader.line_of("constraint"), "placement.selector")
+    return found
 
 
 def _gpus(reader: ForeignReader, option: str) -> tuple[int, str | None] | None:

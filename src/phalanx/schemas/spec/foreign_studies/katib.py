@@ -412,18 +412,52 @@ def _collector(one: KeyReader, job: dict[str, Any], metrics: list[str]) -> None:
     )
     collector.finish()
     source = one.section("source")
-    if kind == "file":
-        source.refuse("fileSystemPath", "metrics are read from output; let the script print them")
+    place = source.section("fileSystemPath")
+    path, is_json = _metrics_file(place) if kind == "file" else (None, False)
     formats = source.section("filter")
     formats.drop("lines `name=value` are read; see `job.metrics` for others", "metricsFormat")
     formats.finish()
-    source.drop("metrics are read from output", "fileSystemPath", "httpGet")
+    if kind != "file":
+        place.drop("metrics are read from output", "path", "kind", "format")
+    place.finish()
+    source.drop("metrics are read from output", "httpGet")
     source.finish()
     one.finish()
-    if job and collector.data.get("kind") != "None":
-        job["metrics"] = [
-            f"{name}={{{name}}}" for name in metrics if re.fullmatch(r"[A-Za-z_][\w./-]*", name)
-        ]
-        one.log.notes.append(
-            "metrics are read from lines `name=value` of the output: " + shlex.join(metrics)
-        )
+    if not job or collector.data.get("kind") == "None":
+        return
+    job["metrics"] = [
+        f"{name}={{{name}}}" for name in metrics if re.fullmatch(r"[A-Za-z_][\w./-]*", name)
+    ]
+    form = "lines `name=value`"
+    if is_json:
+        job["metrics"], form = ["json"], "lines of JSON"
+    where = "the output"
+    if path is not None and "run" in job:
+        job["run"], where = _with_file(job["run"], path), f"{path}, which is printed as it grows"
+    one.log.notes.append(f"metrics are read from {form} of {where}: {shlex.join(metrics)}")
+
+
+def _metrics_file(place: KeyReader) -> tuple[str | None, bool]:
+    """The file that a script writes its metrics to, and whether it has lines of JSON."""
+    kinds: dict[str, str | None] = {"file": "file"}
+    place.choice("kind", kinds, "job.run")
+    told = place.choice("format", {"text": "text", "json": "json"}, "job.metrics")
+    path = place.text("path", "job.run") or _KATIB_FILE
+    if not path.startswith("/") or "\n" in path:
+        place.problem("path", "must be the absolute path of a file")
+    return path, told == "json"
+
+
+def _with_file(run: Any, path: str) -> list[str]:
+    """A command beside which the first rank prints a file as it grows; its exit code and signals stay."""
+    words = ["sh", "-c", run, "sh"] if isinstance(run, str) else list(run)
+    return ["sh", "-c", _PRINT_FILE, path, *words]
+
+
+_KATIB_FILE = "/var/log/katib/metrics.log"
+_PRINT_FILE = (
+    "\"$@\" & pid=$!; trap 'kill -TERM $pid' TERM INT; "
+    'if [ "${RANK:-0}" = 0 ]; then tail -n +1 -F --pid=$pid -- "$0" 2>/dev/null & fi; '
+    "wait $pid; code=$?; "
+    "while kill -0 $pid 2>/dev/null; do wait $pid; code=$?; done; wait; exit $code"
+)
