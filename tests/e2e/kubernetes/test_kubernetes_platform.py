@@ -140,6 +140,7 @@ def test_a_job_with_an_image_volumes_and_containers_beside_its_ranks(platform, c
         platform.submit(on_kubernetes(out, "--epochs=1"))
 
 
+@pytest.mark.extras
 def test_one_world_over_unequal_pods_recovers_exactly(platform, cluster, tmp_path):
     """A pod with two ranks and one with one: a rank is killed, then a pod, and each has its own image."""
     created, create = [], cluster.api.store.create
