@@ -80,6 +80,8 @@ def test_what_is_no_route_needs_admin(rig: Rig) -> None:
         "/api/v1/supervisors/sync",
         "/api/v1/supervisors/secrets",
         "/api/v1/supervisors/code/{digest}",
+        "/api/v1/supervisors/tunnels",
+        "/api/v1/supervisors/tunnels/{tunnel}",
         "/api/v1/jobs/{num}/metrics",
         "/api/v1/jobs/{num}/trainer-status",
     }

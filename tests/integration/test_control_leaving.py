@@ -15,10 +15,13 @@ import pytest
 from integration.rig import TOKEN, Rig, open_rig
 from integration.test_control_posted_metrics import token_of
 from integration.test_control_studies import OUTSIDE, RANDOM, Bench
+from phalanx.core.tenancy.principals import HOME_USER
+from phalanx.core.tunnels.model import TunnelPurpose
 from phalanx.server import gate as gate_module
 from phalanx.server.app import create_app
 from phalanx.server.context import Context
 from phalanx.server.settings import ApiSettings, Settings
+from phalanx.server.tunnels.registry import NodeKey
 
 pytestmark = pytest.mark.integration
 LONG = {"wait_s": "3600"}
@@ -33,6 +36,8 @@ POLLS: dict[tuple[str, str], dict[str, str]] = {
     ("GET", "/api/v1/studies/{num}/events"): {"after": "1000"},
     ("POST", "/api/v1/studies/{num}/ask"): {},
     ("POST", "/api/v1/supervisors/sync"): {},
+    ("GET", "/api/v1/jobs/{num}/tunnels/{tunnel}"): {},
+    ("GET", "/api/v1/supervisors/tunnels/{tunnel}"): {},
 }
 """Every long poll, with a query that has nothing to wait for but time."""
 STREAMS: dict[tuple[str, str], dict[str, str]] = {
@@ -117,8 +122,22 @@ def request_of(rig: Rig, method: str, route: str, query: dict[str, str]) -> Leav
         seen = one.sync().orders.version
         body = one.request(seen=seen, wait_s=3600).model_dump_json().encode()
         return Leaver(create_app(rig.context), method, path, {}, body, one.token)
+    if "{tunnel}" in route:
+        return tunnel_reader(rig, method, path, query)
     body = b'{"count": 1}' if method == "POST" else b""
     return Leaver(create_app(rig.context), method, path, query, body)
+
+
+def tunnel_reader(rig: Rig, method: str, path: str, query: dict[str, str]) -> Leaver:
+    """A request for the bytes of a tunnel through which nothing comes."""
+    app, node = create_app(rig.context), NodeKey(1, 1, 0)
+    purpose = TunnelPurpose(kind="exec", rank=0, command=("ls",))
+    path = path.replace("{tunnel}", app.state.tunnels.open(node, HOME_USER.id, purpose).id)
+    if "/supervisors/" not in path:
+        return Leaver(app, method, path, query)
+    app.state.tunnels.join(node)
+    mine = {"job": "1", "attempt": "1", "node_rank": "0"}
+    return Leaver(app, method, path, query | mine, token=rig.supervisor(1).token)
 
 
 def is_open(context: Context) -> bool:

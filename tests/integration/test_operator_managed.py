@@ -212,7 +212,7 @@ def test_a_jobset_that_is_no_single_gang_fails_with_the_reason(served: ServedObj
     served.look(key)
     assert status(served, key)["terminalState"] == "Failed"
     message = served.object(key)["status"]["conditions"][0]["message"]
-    assert "spec.replicatedJobs: has 2 replicated jobs" in message
+    assert "spec.replicatedJobs[1].name: each replicated job needs a name of its own" in message
 
 
 def test_each_replicated_job_of_a_world_has_an_entry_and_labels(served: ServedObjects) -> None:

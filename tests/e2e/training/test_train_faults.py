@@ -91,7 +91,7 @@ def test_a_normal_run_reports_everything_and_prints_nothing(gang):
     job = gang(every="10 steps", keep={"last": 2}).start().finish()
     assert job.output() == ""
     kinds = [record["k"] for record in job.records()]
-    assert kinds[:2] == ["phase", "data"] and kinds[-1] == "done"
+    assert kinds[:3] == ["seed", "phase", "data"] and kinds[-1] == "done"
     logged = [one for one in job.records(kind="metric") if "loss" in one["values"]]
     assert kinds.count("step") == kinds.count("ledger") == len(logged) == 51
     found = checkpoint.list_checkpoints(job.store)

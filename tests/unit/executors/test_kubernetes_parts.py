@@ -16,7 +16,7 @@ from phalanx.core.contract.pods import (
     VolumeMount,
 )
 from phalanx.core.reasons import Cause
-from phalanx.errors import ServerError, SpecInvalid
+from phalanx.errors import ExecutorUnavailable, ServerError, SpecInvalid
 from phalanx.executors.kubernetes import deaths
 from phalanx.executors.kubernetes.client import TokenBucket
 from phalanx.executors.kubernetes.credentials import from_kubeconfig, in_cluster
@@ -402,6 +402,34 @@ def test_each_pod_reads_its_own_assignment(tmp_path):
         (tmp_path / name).write_bytes(base64.b64decode(text))
     read = Assignment.model_validate(bootstrap(tmp_path, "1", "10.0.0.1"))
     assert read == gang[1].model_copy(update={"address": "10.0.0.1"})
+
+
+def test_a_gang_beyond_the_size_of_a_secret_is_refused():
+    env = {"TABLE": "x" * 900_000}
+    with pytest.raises(ValueError, match="a Secret of Kubernetes holds 900000: shorten `env`"):
+        bootstrap_secret(
+            AttemptNames("ns", "a"), {}, "u", [assignment().model_copy(update={"env": env})]
+        )
+
+
+def test_time_without_a_look_or_without_the_api_is_no_silence_of_a_node():
+    now, silent = [0.0], node()
+    silent["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+
+    def away():
+        raise ExecutorUnavailable("away")
+
+    seen = deaths.NodeSilence(lambda: now[0])
+    for at in (0.0, 5.0, 3605.0):
+        now[0] = at
+        seen.look(lambda: [silent], set)
+    assert seen.seconds("a") == 15.0
+    now[0] = 3609.0
+    with pytest.raises(ExecutorUnavailable):
+        seen.look(away, set)
+    now[0] = 3610.0
+    seen.look(lambda: [silent], set)
+    assert seen.seconds("a") == 15.0
 
 
 def test_an_exit_record_fits_into_the_message():

@@ -75,11 +75,9 @@ class TunnelRegistry:
             self._tunnels.pop(tunnel, None)
 
     def close(self, tunnel: str, job: int, owner: str, why: str) -> None:
-        """End a tunnel at the request of its client; may be repeated."""
+        """End a tunnel at the request of its client; may be repeated. Raises NotFound."""
         with self._lock:
-            found = self._tunnels.get(tunnel)
-            if found is not None and (found.job, found.owner) == (job, owner):
-                found.end(self._monotonic(), why)
+            self._of_client(tunnel, job, owner).end(self._monotonic(), why)
 
     def join(self, key: NodeKey) -> list[Tunnel]:
         """The tunnels that wait for this supervisor; each is given once."""

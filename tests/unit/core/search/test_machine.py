@@ -112,6 +112,23 @@ def test_members_of_a_population_with_few_places_take_turns() -> None:
     assert study.is_over
 
 
+def test_a_member_that_reaches_the_end_while_it_is_paused_is_complete() -> None:
+    space = Space({"x": FloatParameter(0.0, 1.0)})
+    population = PopulationPolicy(2, interval=1, max=2, quantile=0.0)
+    policy = StudyPolicy(space, method="pbt", max_trials=2, parallel=2, population=population)
+    study = create(e.StudySubmitted(1, policy), 0).study
+    for number in range(2):
+        study = after(study, e.Suggested(number, {"x": 0.1 + number / 2}, Origin("random")))
+        study = after(study, e.TrialStarted(number))
+    for number in range(2):
+        study = after(study, e.TrialReported(number, 1, 0.5, f"c:{number}:1"))
+    study = told(study, e.StudyPaused())
+    study = told(study, e.TrialReported(0, 2, 0.4, "c:0:2"))
+    study = told(study, e.StudyResumed())
+    study = told(study, e.TrialPaused(0, "c:0:2", 1.0, 0.0))
+    assert study.trials[0].status is TrialStatus.COMPLETED
+
+
 def running(number_of_trials: int = 2, **changes: object) -> Study:
     """A study of six trials, two at the same time, of which some run and one more has its params."""
     space = Space({"x": FloatParameter(0.0, 1.0)})

@@ -56,7 +56,10 @@ def arrive(draft: StudyDraft, trial: Trial) -> None:
 
 
 def go_on(draft: StudyDraft, trial: Trial) -> None:
-    """Let a member train to the next interval."""
+    """Let a member train to the next interval; one that reached the end while it was paused is complete."""
+    if trial.rung == len(draft.policy.levels) - 1:
+        complete(draft, trial)
+        return
     if not may_go_on(draft, trial):
         stop_for_budget(draft, trial)
         return
