@@ -189,7 +189,7 @@ def test_settings_exist_and_pool_files_are_read(file, tmp_path):
 def test_rights_on_pods_of_others_can_be_left_out():
     (file,) = [one for one in SETS if "restricted" in one.name]
     role = next(one for (kind, _, _), one in rendered("-f", file).items() if kind == "ClusterRole")
-    assert [one["resources"] for one in role["rules"]] == [["nodes"]]
+    assert [one["resources"] for one in role["rules"]] == [["nodes"], ["resourceslices"]]
 
 
 @needs_helm
