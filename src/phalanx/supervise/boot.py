@@ -97,6 +97,15 @@ def fork_supervisors(
     return _boot(tree.data, tree.reaper, tree.warm, tree.tag)
 
 
+def _num_ranks(data: Mapping[str, Any]) -> int:
+    """Number of ranks on this node, as `Assignment.num_ranks`, which is not imported yet."""
+    world, role = data["gang"]["world"], data.get("role")
+    node = data["node_rank"] if role is None else role["node_rank"]
+    by_node = world.get("ranks_by_node")
+    found: int = by_node[node] if by_node else world["ranks_per_node"]
+    return found
+
+
 def _boot(
     data: dict[str, Any], reaper: ReaperProcess, standby: WarmProcess | None, tag: str
 ) -> BootContext:
@@ -109,7 +118,7 @@ def _boot(
     record = SupervisorRecord(this_process(), ProcessIdentity.of(reaper.pid), tag)
     record.write(Path(data["node_dir"]))
     env: dict[str, str] = {"PYTHONUNBUFFERED": "1", **data["env"]}
-    threads = omp_num_threads(data["gang"]["world"]["ranks_per_node"], data["cpus"])
+    threads = omp_num_threads(_num_ranks(data), data["cpus"])
     if threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(threads))
     command = parse_python(data["command"], workdir=data["workdir"], env=env)
