@@ -145,3 +145,26 @@ def serving(rig: Rig, root: Path, *, slots: int = 4) -> Iterator[ServedObjects]:
         yield served
     finally:
         served.close()
+
+
+def start(served: ServedObjects, num: int = 1, attempt: int = 1) -> list:
+    """Start the ranks of a job on both of its nodes."""
+    served.rig.turn()
+    supervisors = [served.rig.supervisor(num, rank, attempt) for rank in (0, 1)]
+    for one in supervisors:
+        one.ready()
+    for one in supervisors:
+        one.sync()
+    for one in supervisors:
+        one.started(pids=(7,))
+    assert served.rig.job(num).state == "running"
+    return supervisors
+
+
+def end(served: ServedObjects, supervisors: list, outcome: str = "succeeded") -> None:
+    """End the ranks of a job and let its supervisors leave."""
+    for one in supervisors:
+        one.ended(0, outcome, step=3)
+    for one in supervisors:
+        one.leave()
+    served.rig.turn()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from integration.rig import Rig
-from integration.served_objects import ServedObjects, pytorchjob, serving
+from integration.served_objects import ServedObjects, end, pytorchjob, serving, start
 from phalanx.errors import ExecutorUnavailable, PermissionDenied, ServerUnavailable
 from phalanx.operator.kinds import JOB_ANNOTATION, UID_LABEL
 
@@ -19,28 +19,6 @@ pytestmark = pytest.mark.integration
 def served(rig: Rig, tmp_path: Path) -> Iterator[ServedObjects]:
     with serving(rig, tmp_path) as one:
         yield one
-
-
-def start(served: ServedObjects, num: int = 1, attempt: int = 1) -> list:
-    """Start the ranks of a job on both of its nodes."""
-    served.rig.turn()
-    supervisors = [served.rig.supervisor(num, rank, attempt) for rank in (0, 1)]
-    for one in supervisors:
-        one.ready()
-    for one in supervisors:
-        one.sync()
-    for one in supervisors:
-        one.started(pids=(7,))
-    assert served.rig.job(num).state == "running"
-    return supervisors
-
-
-def end(served: ServedObjects, supervisors: list, outcome: str = "succeeded") -> None:
-    for one in supervisors:
-        one.ended(0, outcome, step=3)
-    for one in supervisors:
-        one.leave()
-    served.rig.turn()
 
 
 def test_an_object_becomes_a_job_and_tells_its_life(served: ServedObjects) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from integration.rig import Rig
-from integration.served_objects import ServedObjects, serving
+from integration.served_objects import ServedObjects, end, serving, start
 from phalanx.operator.kinds import UID_LABEL
 from phalanx.operator.managed_jobs import MANAGER, JobSetKind
 
@@ -52,25 +52,6 @@ def jobset(name: str = "train", **more: Any) -> dict[str, Any]:
             **more,
         },
     }
-
-
-def start(served: ServedObjects, num: int = 1, attempt: int = 1) -> list:
-    served.rig.turn()
-    supervisors = [served.rig.supervisor(num, rank, attempt) for rank in (0, 1)]
-    for one in supervisors:
-        one.ready()
-    for one in supervisors:
-        one.started(pids=(7,))
-    assert served.rig.job(num).state == "running"
-    return supervisors
-
-
-def end(served: ServedObjects, supervisors: list, outcome: str = "succeeded") -> None:
-    for one in supervisors:
-        one.ended(0, outcome, step=3)
-    for one in supervisors:
-        one.leave()
-    served.rig.turn()
 
 
 def status(served: ServedObjects, key: Any) -> dict[str, Any]:

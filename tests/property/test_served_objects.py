@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from phalanx.core.serving.conditions import ConditionKind, find, holds
@@ -30,6 +30,7 @@ some = st.builds(
     SeenJob,
     phase=st.sampled_from(PHASES),
     replicas=st.fixed_dictionaries({"Master": counts, "Worker": counts}),
+    began=st.booleans(),
     restarts=st.integers(0, 3),
     failed_role=st.sampled_from(["", "Master", "Worker"]),
     no_more_restarts=st.booleans(),
@@ -37,6 +38,7 @@ some = st.builds(
 jobs = st.one_of(some, some, some, st.none())
 looks = st.tuples(jobs, st.sampled_from([False, False, False, True]), st.integers(0, 40))
 limits = st.none() | st.integers(0, 60)
+deadlines = st.none() | st.integers(1, 60)  # Kubernetes takes no deadline of 0
 
 
 def served(suspended: bool, deadline_s: int | None, ttl_s: int | None) -> ServedObject:
@@ -52,7 +54,14 @@ def served(suspended: bool, deadline_s: int | None, ttl_s: int | None) -> Served
     )
 
 
-@given(st.lists(looks, max_size=12), limits, limits)
+RUNS_AND_RESTARTS = [
+    (SeenJob(phase=JobPhase.RUNNING, began=True), False, 1),
+    (SeenJob(phase=JobPhase.RESTARTING, began=True, restarts=1), False, 1),
+]
+
+
+@example(RUNS_AND_RESTARTS, None, None)
+@given(st.lists(looks, max_size=12), deadlines, limits)
 def test_a_status_is_consistent_and_settled_at_every_moment(
     life: list[tuple[SeenJob | None, bool, int]], deadline_s: int | None, ttl_s: int | None
 ) -> None:

@@ -123,10 +123,7 @@ def delete(  # noqa: PLR0913 (one parameter for each filter)
         if jobs and held:
             first = held[0].in_the_way[0]
             raise Conflict(first.message, first.hint)
-        free = [one for one in planned if not one.in_the_way]
-        if free and not yes:
-            _ask(free)
-        done = _delete_all(client, free)
+        done = _delete_free(client, [one for one in planned if not one.in_the_way], yes)
     _show_done(done, held, json)
 
 
@@ -165,8 +162,12 @@ def _chosen(client: PhalanxClient, filters: dict[str, Any], archived: bool) -> l
     return [one.num for one in client.every_job(**wanted, archived=which, limit=1000)]
 
 
-def _delete_all(client: PhalanxClient, planned: Sequence[DeletionView]) -> list[DeletionView]:
-    """Delete jobs; one that has come to be needed, or is deleted meanwhile, is left out with a note."""
+def _delete_free(
+    client: PhalanxClient, planned: Sequence[DeletionView], yes: bool
+) -> list[DeletionView]:
+    """Ask, and delete jobs; one that is needed or deleted meanwhile is left out with a note."""
+    if planned and not yes:
+        _ask(planned)
     done = []
     for one in planned:
         try:
