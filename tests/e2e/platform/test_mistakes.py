@@ -164,17 +164,17 @@ def test_full_disk_warns_and_loses_nothing(tmp_path: Path):
     """The home's disk fills up under a running job; when there is room again, all of it is there."""
     home, out = tmp_path / "home", tmp_path / "probe"
     home.mkdir(mode=0o700)
-    # The tmpfs is seen by what runs inside the namespace alone. It has room for an empty database, the code
-    # and 256 KiB of report for each rank: a rank that starts on a full disk cannot report its first steps.
+    # The tmpfs is seen by what runs inside the namespace alone. It fills up after the first step: a rank
+    # that starts on a full disk cannot report its first steps.
     script = f"""
         set -e
-        mount -t tmpfs -o size=3600k,mode=700 tmpfs {home}
+        mount -t tmpfs -o size=16m,mode=700 tmpfs {home}
         {BIN}/phalanx run -n 2 --checkpoint-every 1s {Path(__file__).with_name("training.py")} \
             -- --epochs 12 --step-s 0.02 > {tmp_path}/log 2>&1 &
         follower=$!
         until [ -s {out}.steps ] || ! kill -0 $follower; do sleep 0.1; done
         until grep -q 'nothing is lost' {tmp_path}/log || ! kill -0 $follower; do
-            head -c 400k /dev/zero >> {home}/ballast 2>/dev/null || true
+            head -c 16m /dev/zero >> {home}/ballast 2>/dev/null || true
             sleep 0.1
         done
         mount -o remount,size=64m {home}

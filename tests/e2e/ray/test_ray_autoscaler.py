@@ -69,8 +69,9 @@ def test_whole_gangs_within_the_bound_are_asked_for(tmp_path):
             raylets.add(1)
         platform.wait_state(two, "running")
         wait_until(lambda: requests.now() == [], "the end of the first request")
-        last = platform.submit({**job, "resources": {"nodes": 2}, "priority": 10})
-        # Its two nodes beside the two that are in use.
+        # Its two nodes beside the two that are in use. It is before the gang of three in the queue: nodes
+        # that the first of a queue waits for are not given to later jobs.
+        last = platform.submit({**job, "resources": {"nodes": 2}, "priority": 50})
         wait_until(lambda: requests.now() == [bundle] * 4, "the second request")
         platform.run("stop", last)
         platform.run("stop", three)

@@ -1,10 +1,12 @@
 """Parts of the Kubernetes executor that need no cluster."""
 
 import json
+import ssl
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -18,8 +20,8 @@ from phalanx.core.contract.pods import (
 from phalanx.core.reasons import Cause
 from phalanx.errors import ExecutorUnavailable, ServerError, SpecInvalid
 from phalanx.executors.kubernetes import deaths
-from phalanx.executors.kubernetes.client import TokenBucket
-from phalanx.executors.kubernetes.credentials import from_kubeconfig, in_cluster
+from phalanx.executors.kubernetes.client import KubernetesClient, TokenBucket
+from phalanx.executors.kubernetes.credentials import ClusterAccess, from_kubeconfig, in_cluster
 from phalanx.executors.kubernetes.inventory import OWNER_LABEL, nodes_of
 from phalanx.executors.kubernetes.manifests import (
     AttemptNames,
@@ -437,6 +439,24 @@ def test_an_exit_record_fits_into_the_message():
     short = trimmed(json.dumps(body).encode())
     assert len(short) <= MAX_MESSAGE_BYTES
     assert json.loads(short)["ended"]["failure"]["message"] == "m"
+
+
+def test_a_stream_that_opens_while_its_client_is_closed_is_not_read():
+    """Closing ends the streams that are open. One that opens at that moment would never end."""
+    client = KubernetesClient(ClusterAccess("http://cluster.test", ssl.create_default_context()))
+
+    def answer(request):
+        client.close()
+        return httpx.Response(200, text="")
+
+    client._http = httpx.Client(
+        base_url="http://cluster.test", transport=httpx.MockTransport(answer)
+    )
+    with (
+        pytest.raises(ExecutorUnavailable, match="closed"),
+        client.watch("/api/v1/pods", "1", {}, 240),
+    ):
+        pass
 
 
 def test_requests_beyond_the_burst_wait():

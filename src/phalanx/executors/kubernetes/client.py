@@ -79,6 +79,7 @@ class KubernetesClient:
         self._access = access
         self._bucket = TokenBucket()
         self._streams: set[socket.socket] = set()
+        self._closed = False
         timeout = httpx.Timeout(_TIMEOUT_S)
         limits = httpx.Limits(max_connections=40)
         self._http = httpx.Client(
@@ -182,6 +183,8 @@ class KubernetesClient:
                     answer.read()
                     _read(answer)
                 with self._tracked(answer):
+                    if self._closed:  # while it was opened: nothing would end it any more
+                        raise ExecutorUnavailable("the client of the Kubernetes API is closed")
                     yield _events(answer)
         except (httpx.HTTPError, OSError) as error:
             raise ExecutorUnavailable(f"the Kubernetes API does not answer: {error}") from error
@@ -204,6 +207,7 @@ class KubernetesClient:
 
     def close(self) -> None:
         """Close all connections, and end the open streams."""
+        self._closed = True
         for one in list(self._streams):
             with suppress(OSError, ValueError):
                 one.shutdown(socket.SHUT_RDWR)
