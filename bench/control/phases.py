@@ -17,6 +17,7 @@ from bench.control.plane import NoopExecutor
 from bench.control.throughput import SPEC, database
 
 from phalanx.kit.clock import SystemClock
+from phalanx.kit.garbage import tune_for_long_lived_process
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.server.app import build_context
 from phalanx.server.settings import Settings
@@ -34,6 +35,7 @@ _ROUNDS = 6
 
 def report(databases: tuple[str, ...], size: int, profile: str) -> bool:
     """Print the processor time of each phase for a job of a batch."""
+    tune_for_long_lived_process()  # as the server does
     for name in databases:
         with (
             tempfile.TemporaryDirectory(prefix="phalanx-bench-") as folder,

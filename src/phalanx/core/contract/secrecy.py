@@ -19,6 +19,7 @@ WITHHELD = "(withheld)"
 CALLER_LAYER = "caller"
 JOB_LAYER = "job"
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
+_PLAIN_VALUES = frozenset({bool, int, float})
 # No shape of a secret is shorter: `a://:b@`.
 _SHORTEST = 7
 LEAST_MASKED = 8
@@ -131,21 +132,29 @@ def _hidden(found: re.Match[str]) -> str:
 
 def shown_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     """A spec as it may be stored and shown: secret variables of every `env` are withheld."""
-    return {key: _shown(key, value) for key, value in spec.items()}
+    found = {}
+    for key, value in spec.items():
+        kind = type(value)
+        # A spec has about two hundred values, nearly all of them of these kinds.
+        if value is None or kind in _PLAIN_VALUES:
+            found[key] = value
+        elif kind is str:
+            found[key] = value if len(value) < _SHORTEST else redacted(value)
+        elif key == "env" and isinstance(value, Mapping):
+            found[key] = {
+                name: WITHHELD if is_secret(name, str(one)) else one for name, one in value.items()
+            }
+        else:
+            found[key] = _shown(value)
+    return found
 
 
-def _shown(key: str, value: Any) -> Any:
+def _shown(value: Any) -> Any:
     kind = type(value)
-    if kind is str:
-        return redacted(value)
-    if value is None or kind is bool or kind is int or kind is float:
-        return value
-    if key == "env" and isinstance(value, Mapping):
-        return {name: WITHHELD if is_secret(name, str(one)) else one for name, one in value.items()}
-    if isinstance(value, Mapping):
+    if kind is dict or isinstance(value, Mapping):
         return shown_spec(value)
-    if isinstance(value, list | tuple):
-        return [_shown("", one) for one in value]
+    if kind is list or isinstance(value, list | tuple):
+        return [_shown(one) for one in value]
     return redacted(value) if isinstance(value, str) else value
 
 

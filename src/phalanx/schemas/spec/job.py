@@ -393,7 +393,7 @@ class JobSpec(Section):
             raise ValueError("must be longer than 0s; leave it out for no limit")
         return limit_s
 
-    @property
+    @functools.cached_property
     def plans(self) -> tuple[RolePlan, ...]:
         """Every role, the first one first."""
         own = RolePlan(
@@ -470,20 +470,25 @@ class JobSpec(Section):
 
     def to_contract(self) -> JobContract:
         """What its ranks run; fixed at submit. Only for specs that `check_supported` has accepted."""
+        pod = self._pod()
         return JobContract(
-            roles=tuple(self._role_contract(plan) for plan in self.plans),
+            roles=tuple(self._role_contract(plan, pod) for plan in self.plans),
             setup=self.setup,
             env=dict(self.env),
             secrets=tuple(self.secrets),
             data=dict(self.data),
             warm=WarmStart(self.warm.enabled, tuple(self.warm.imports)),
             python=None if self.python is None else self.python.to_core(),
-            pod=self._pod(),
+            pod=pod,
         )
 
     def _pod(self) -> PodContract | None:
-        own = KubernetesSection() if self.kubernetes is None else self.kubernetes
+        own = self.kubernetes
         taints = [TaintToleration(key) for key in self.placement.tolerate]
+        if own is None:
+            if self.image is None and not self.mounts and not taints:
+                return None
+            own = KubernetesSection()
         found = PodContract(
             image=self.image,
             mounts=tuple(one.to_core() for one in self.mounts),
@@ -502,7 +507,7 @@ class JobSpec(Section):
         )
         return None if found == PodContract() else found
 
-    def _role_contract(self, plan: RolePlan) -> RoleContract:
+    def _role_contract(self, plan: RolePlan, pod: PodContract | None) -> RoleContract:
         if plan.run is None:
             raise InvariantBroken("a job was accepted without a command")
         policy = self.checkpoint.to_core()
@@ -518,7 +523,7 @@ class JobSpec(Section):
             shm_per_node_bytes=plan.shm_bytes,
             reference_world=self.world_size if plan.in_lead_world else plan.shape.world_size,
             env=plan.env,
-            pod=pod_of_role(self._pod(), self.roles.get(plan.name)),
+            pod=pod_of_role(pod, self.roles.get(plan.name)),
             training=plan.training,
             checkpoint=policy if plan.in_lead_world else replace(policy, directory=None),
             stall=self.stall.to_core() if plan.required else StallPolicy(watch=False),
