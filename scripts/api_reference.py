@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from phalanx.core.metrics.catalogue import GROUPS
+from phalanx.core.metrics.family import Family, MetricOrigin
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "phalanx"
 SECTIONS = ("Args", "Returns", "Raises", "Yields", "Attributes")
@@ -299,39 +302,31 @@ def _kind(schema: dict[str, Any]) -> str:
 
 # -- metrics -------------------------------------------------------------------------------------
 
-_FAMILIES = {
-    "GaugeMetricFamily": "gauge",
-    "CounterMetricFamily": "counter",
-    "HistogramMetricFamily": "histogram",
-    "_counts": "counter",
+_REPLICAS = {
+    MetricOrigin.DATABASE: "the database",
+    MetricOrigin.REPLICA: "the process",
+    MetricOrigin.OPERATOR: "the operator",
 }
 
 
-def platform_metrics() -> list[list[str]]:
-    """Every metric family that `server/observe/exposition.py` names with a constant."""
-    rows = []
-    tree = _parsed("server/observe/exposition")
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in _FAMILIES:
-            continue
-        words = [one.value for one in node.args if isinstance(one, ast.Constant)]
-        if len(words) < 2:
-            continue
-        kind = _FAMILIES[ast.unparse(node.func)]
-        labels = words[2:3] if ast.unparse(node.func) == "_counts" else _labels(node)
-        name = f"{words[0]}_total" if kind == "counter" else str(words[0])
-        shown = f"{{{', '.join(map(str, labels))}}}" if labels else ""
-        rows.append((node.lineno, [f"`{name}{shown}`", kind, str(words[1])]))
-    return [row for _, row in sorted(rows)]
+def metric_tables(table: Table) -> str:
+    """Every family of the catalogue under the heading of its group."""
+    heads = ["name", "type", "unit", "meaning", "number of", "most series"]
+    parts = []
+    for title, group in GROUPS:
+        parts += [f"### {title}", "", table(heads, [_metric(one) for one in group])]
+    return "\n".join(parts)
 
 
-def _labels(node: ast.Call) -> list[str]:
-    for one in node.keywords:
-        if one.arg == "labels":
-            found = [word.value for word in ast.walk(one.value) if isinstance(word, ast.Constant)]
-            per_job = "_PER_JOB" in ast.unparse(one.value)
-            return [*(["project", "job"] if per_job else []), *map(str, found)]
-    return []
+def _metric(one: Family) -> list[str]:
+    fixed = {label.name for label in one.labels if len(label.values) == 1}
+    shown = ", ".join(
+        f'{label.name}="{label.values[0]}"' if label.name in fixed else label.name
+        for label in one.labels
+    )
+    name = f"`{one.exported}{{{shown}}}`" if shown else f"`{one.exported}`"
+    meaning = f"{one.help.rstrip('.')}; only when {one.condition}" if one.condition else one.help
+    return [name, one.kind.value, one.unit, meaning, _REPLICAS[one.origin], f"{one.most_series:,}"]
 
 
 # -- environment variables -----------------------------------------------------------------------

@@ -16,7 +16,7 @@ docs/reference/rest.md                 from the OpenAPI document of the control 
 docs/reference/rest-contract.txt       what clients of the API rely on, from the same document
 docs/reference/roles.md                from the declarations of the routes
 docs/reference/grpc.md                 from the methods of the gRPC API and its jobs.proto
-docs/reference/metrics.md              its tables, from the instruments and the exposition
+docs/reference/metrics.md              its tables, from the catalogue of metrics
 docs/reference/environment.md          its table of a rank's variables, from `core/contract`
 """
 
@@ -44,7 +44,6 @@ from phalanx.core.jobs.machine import TRANSITIONS, Ignore, Refuse
 from phalanx.core.jobs.model import HOLDING, TERMINAL, JobState, StopGoal
 from phalanx.core.reasons import Cause, ReasonCode
 from phalanx.core.search.model import TrialStatus
-from phalanx.core.telemetry.instruments import INSTRUMENTS, Kind
 from phalanx.core.tenancy.roles import OF_ALL, PERMISSIONS, Permission, UserRole
 from phalanx.kit.units import format_duration
 from phalanx.schemas.foreign.formats import TABLES
@@ -544,16 +543,7 @@ def grpc_page() -> str:
 
 
 def metrics_page() -> str:
-    ranks = []
-    for one in INSTRUMENTS.values():
-        labels = ", ".join(f'{key}="{value}"' for key, value in one.labels)
-        name = f"{one.name}_total" if one.kind is Kind.COUNTER else one.name
-        ranks.append([f"`{name}{{{labels}}}`" if labels else f"`{name}`", one.kind.value, one.help])
-    heads = ["name", "type", "meaning"]
-    tables = {
-        "ranks": table(heads, ranks),
-        "platform": table(heads, api_reference.platform_metrics()),
-    }
+    tables = {"catalogue": api_reference.metric_tables(table)}
     return api_reference.with_tables(REFERENCE / "metrics.md", tables)
 
 

@@ -150,7 +150,7 @@ def test_a_live_job_is_warned_and_counts_before_it_has_rows(
     assert warning.data["anomaly"] == found.id and "user ada used" in warning.data["message"]
     assert sum("more than the expected" in one.message for one in caplog.records) == 1
     rig.check_log(num)
-    text = Exposition(rig.platform).scrape(rig.clock.now()).decode()
+    text = Exposition(rig.context).scrape(rig.clock.now()).decode()
     assert 'phalanx_cost_anomalies{state="open"} 1.0' in text
     assert 'phalanx_cost_anomaly_extra_usd{name="ada",scope="user",state="open"} 70' in text
 

@@ -1,4 +1,4 @@
-"""GET /metrics: valid text, the right numbers, bounded series; sums begin with the control plane."""
+"""GET /metrics: valid text, the right numbers, bounded series; totals belong to the database."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from integration.rig import TOKEN, URL, Rig
+from phalanx.core.metrics import training
 from phalanx.core.telemetry.instruments import BOUNDS
 from phalanx.errors import LaunchError
 from phalanx.schemas.wire import supervision as wire
-from phalanx.server.observe import training
 from phalanx.server.observe.exposition import Exposition
 
 pytestmark = pytest.mark.integration
@@ -39,6 +39,10 @@ def of(found: dict, name: str, /, **labels: str) -> float:
     return found[name, tuple(sorted(labels.items()))]
 
 
+def named(num: int) -> dict[str, str]:
+    return {"project": "default", "job": f"j-{num}", "phalanx_job": f"j-{num}"}
+
+
 def running(rig: Rig):
     num = rig.submit()
     for _ in range(3):
@@ -57,6 +61,15 @@ def report(supervisor, rank: int, step: int, values: dict[str, float], generatio
     )
 
 
+SECTIONS = {
+    "data_loading_time_seconds": 0.01,
+    "data_loading_time_seconds|6": 10.0,
+    "data_loading_time_seconds|sum": 0.1,
+    "communication_time_seconds": 0.002,
+    "communication_time_seconds|4": 10.0,
+    "communication_time_seconds|sum": 0.02,
+    "DCGM_FI_DEV_GPU_TEMP": 61.0,
+}
 WINDOW = {
     "step_time_seconds": 0.03,
     "step_time_seconds|7": 2.0,
@@ -75,7 +88,7 @@ def test_the_token_is_needed(rig: Rig) -> None:
 def test_ranks_windows_and_the_scripts_own_names(rig: Rig) -> None:
     text_of(rig)
     num, supervisor = running(rig)
-    here = {"project": "default", "job": f"j-{num}"}
+    here = named(num)
     for _ in range(2):
         report(supervisor, 1, 10, WINDOW)
     report(supervisor, 0, 10, {"loss": 0.25, "acc": 0.9, "lr": 1e-3})
@@ -94,12 +107,29 @@ def test_ranks_windows_and_the_scripts_own_names(rig: Rig) -> None:
     assert of(samples(text_of(rig).text), "training_samples_total", **rank) == 640.0
 
 
+def test_sections_of_the_step_are_added_up_over_the_ranks_of_a_job(rig: Rig) -> None:
+    text_of(rig)
+    num, supervisor = running(rig)
+    for rank in range(2):
+        report(supervisor, rank, 10, WINDOW | SECTIONS)
+    text = text_of(rig).text
+    found, here = samples(text), named(num)
+    assert of(found, "data_loading_time_seconds_count", **here) == 20
+    assert of(found, "data_loading_time_seconds_sum", **here) == pytest.approx(0.2)
+    assert of(found, "communication_time_seconds_count", **here, operation="all_reduce") == 20
+    section = here | {"rank": "1", "section": "data_loading"}
+    assert of(found, "phalanx_rank_section_seconds", **section) == 0.01
+    assert of(found, "phalanx_gpu_temperature_celsius", **here, rank="1") == 61.0
+    # NVIDIA's own exporter has these names: a sum over both would count a device twice.
+    assert "DCGM_" not in text
+
+
 def test_a_later_control_plane_shows_the_newest_and_counts_from_now_on(rig: Rig) -> None:
     num, supervisor = running(rig)
     report(supervisor, 0, 10, WINDOW | {"loss": 0.25})
-    later = Exposition(rig.platform)
+    later = Exposition(rig.context)
     found = samples(later.scrape(rig.clock.now()).decode())
-    here = {"project": "default", "job": f"j-{num}"}
+    here = named(num)
     assert of(found, "training_loss", **here) == 0.25
     assert of(found, "training_steps_per_sec", **here, rank="0") == 33.0
     assert ("training_samples_total", tuple(sorted((here | {"rank": "0"}).items()))) not in found
@@ -131,8 +161,9 @@ def test_states_queue_restarts_and_checkpoints(rig: Rig) -> None:
     found = samples(text_of(rig).text)
     assert of(found, "phalanx_jobs_submitted_total") == 2
     assert of(found, "phalanx_restarts_total", cause="rank_crash") == 1
-    here = {"project": "default", "job": f"j-{num}"}
-    assert of(found, "phalanx_job_restarts_total", **here, cause="rank_crash") == 1
+    here = named(num)
+    assert of(found, "phalanx_job_restarts_total", **here) == 1
+    assert of(found, "phalanx_failures_total", cause="rank_crash") == 1
     assert of(found, "phalanx_checkpoints_total", outcome="committed") == 1
     assert of(found, "phalanx_checkpoint_bytes_total") == 1000
     assert of(found, "phalanx_checkpoint_save_seconds_bucket", le="0.25") == 1
@@ -155,7 +186,10 @@ def test_a_job_that_has_ended_leaves_no_series(rig: Rig) -> None:
     assert rig.job(num).is_terminal
     text = text_of(rig).text
     assert f'job="j-{num}"' not in text
-    assert of(samples(text), "phalanx_jobs_finished_total", state="succeeded") == 1
+    found = samples(text)
+    assert of(found, "phalanx_jobs_finished_total", state="succeeded") == 1
+    assert of(found, "phalanx_job_seconds_count", state="succeeded") == 1
+    assert of(found, "phalanx_start_seconds_count") == 1
 
 
 def test_series_are_bounded_and_what_is_left_out_is_counted(

@@ -166,7 +166,7 @@ def test_why_says_which_limit_of_the_user_to_raise(rig: Rig) -> None:
 def test_gauges_have_use_and_limit_of_each_quota(rig: Rig) -> None:
     limits(rig, max_submitted=4)
     rig.submit()
-    text = Exposition(rig.platform).scrape(rig.clock.now()).decode()
+    text = Exposition(rig.context).scrape(rig.clock.now()).decode()
     labels = 'project="default",slot_type="",unit="submitted",user="ada"'
     found = {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
@@ -175,4 +175,4 @@ def test_gauges_have_use_and_limit_of_each_quota(rig: Rig) -> None:
     }
     assert sorted(found.values()) == [1.0, 4.0] and "phalanx_quotas_not_shown 0.0" in text
     limits(rig)
-    assert "phalanx_quota_used{" not in Exposition(rig.platform).scrape(rig.clock.now()).decode()
+    assert "phalanx_quota_used{" not in Exposition(rig.context).scrape(rig.clock.now()).decode()

@@ -316,7 +316,7 @@ def test_what_is_decided_is_shown(growing: Growing) -> None:
     assert (view.min_nodes, view.max_nodes, view.num_requested) == (0, 6, 1)
     assert "8.00 USD an hour" in view.limits[0]
     assert growing.rig.client.pool("kube").num_future == 6
-    text = Exposition(growing.rig.platform).scrape(growing.rig.clock.now()).decode()
+    text = Exposition(growing.rig.context).scrape(growing.rig.clock.now()).decode()
     assert 'phalanx_scaling_nodes{pool="kube",state="requested"} 1.0' in text
     assert 'phalanx_scaling_decisions_total{kind="asked",pool="kube"} 1.0' in text
     with pytest.raises(NotFound, match="no `scaling`"):

@@ -192,7 +192,7 @@ def create_app(context: Context) -> FastAPI:
         separate_input_output_schemas=False,
     )
     app.state.context = context
-    app.state.exposition = Exposition(context.platform)
+    app.state.exposition = Exposition(context)
     app.state.readiness = Readiness(context)
     app.state.sync_batches = SyncBatches(context)
     app.state.tunnels = TunnelRegistry(context.clock.monotonic)

@@ -458,6 +458,18 @@ class StorageSettings(SettingsGroup):
         return CodeArchives(self.objects, dict(os.environ))  # noqa: TID251 - credentials of the store
 
 
+class MetricsSettings(SettingsGroup):
+    """Metrics in the text format of Prometheus."""
+
+    max_series: int = Field(
+        default=60_000,
+        ge=2_000,
+        le=1_000_000,
+        description="The most series of one scrape. Above it series of live jobs are left out, first "
+        "histograms of jobs, then ranks, and `phalanx_series_not_shown` counts them.",
+    )
+
+
 class ApiSettings(SettingsGroup):
     """The HTTP API."""
 
@@ -613,6 +625,7 @@ class Settings(BaseSettings):
     retention: RetentionSettings = RetentionSettings()
     cost: CostSettings = CostSettings()
     storage: StorageSettings = StorageSettings()
+    metrics: MetricsSettings = MetricsSettings()
     idle_exit_s: float | None = Field(
         default=None, description="Exit after this long without a client and without a live job."
     )

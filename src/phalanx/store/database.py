@@ -31,6 +31,7 @@ from phalanx.store import migrate
 from phalanx.store.engines import postgresql, sqlite_file
 from phalanx.store.engines.many_rows import to_json
 from phalanx.store.engines.notifications import CHANNEL, NOTIFY, ChangeListener, payload
+from phalanx.store.engines.totals import AddedTotals
 from phalanx.store.tables import counters, facts
 
 T = TypeVar("T")
@@ -66,6 +67,7 @@ class Touched:
     rows: dict[int, object] = field(default_factory=dict)
     feed: tuple[int, int] | None = None
     changes: list[dict[str, Any]] = field(default_factory=list)  # for the audit log
+    totals: AddedTotals = field(default_factory=AddedTotals)  # of metrics
 
 
 @dataclass(slots=True)
@@ -178,6 +180,7 @@ class Store:
                     required.check(tx)
                 result = work(tx)
                 self._append_audit(tx)
+                tx.touched.totals.store(conn)
                 self._announce(tx)
                 self.check_place()
         except StoreUnavailable as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, Table, bindparam, func, select
 
+from phalanx.core.metrics.catalogue import family
 from phalanx.core.training.checkpoints import step_of
 from phalanx.core.training.ledger import Consumed, merge
 from phalanx.store.database import (
@@ -130,11 +131,22 @@ def add_checkpoint(tx: Tx, key: Key, values: Mapping[str, Any]) -> bool:
     row = {**_columns(key), **values, "metrics": plain_numbers(values["metrics"])}
     if state is None:
         _insert_checkpoint(tx, {"state": "valid", **row})
+        _count(tx, values)
     elif state == QUARANTINED:
         tx.conn.execute(checkpoints.update().where(path).values(row))
     if state != QUARANTINED:
         listing.improve(tx, key[0], values["metrics"])
     return state != QUARANTINED
+
+
+def _count(tx: Tx, values: Mapping[str, Any]) -> None:
+    """Count a checkpoint that was committed."""
+    totals = tx.touched.totals
+    totals.add("phalanx_checkpoints", "committed")
+    totals.add("phalanx_checkpoint_bytes", by=values["size_bytes"])
+    if values.get("took_s") is not None:
+        name = "phalanx_checkpoint_save_seconds"
+        totals.observe(name, family(name).bounds, values["took_s"])
 
 
 def quarantine_checkpoint(tx: Tx, key: Key, path: str, at: int) -> None:
@@ -212,13 +224,6 @@ def newest_job_with_checkpoint(tx: Tx, project: str, name: str) -> int | None:
     return None if found is None else int(found)
 
 
-def checkpoints_after(tx: Tx, after: int, *, limit: int) -> list[CheckpointRow]:
-    """Read the checkpoints of all jobs after an id, in the order of their reports."""
-    here = checkpoints.c
-    query = select(checkpoints).where(here.id > after).order_by(here.id).limit(limit)
-    return read(tx, CheckpointRow, query)
-
-
 def newest_valid(tx: Tx, job: int, *, after_attempt: int = 0) -> CheckpointRow | None:
     """The checkpoint that was reported last of those that are neither removed nor quarantined.
 
@@ -228,11 +233,6 @@ def newest_valid(tx: Tx, job: int, *, after_attempt: int = 0) -> CheckpointRow |
     valid = (here.job == job, here.state == "valid", here.attempt > after_attempt)
     query = select(checkpoints).where(*valid)
     return next(iter(read(tx, CheckpointRow, query.order_by(here.id.desc()).limit(1))), None)
-
-
-def last_checkpoint_id(tx: Tx) -> int:
-    """The id of the newest checkpoint of any job; 0 when there is none."""
-    return int(tx.conn.execute(select(func.max(checkpoints.c.id))).scalar() or 0)
 
 
 def find_generation(tx: Tx, key: Key) -> GenerationRow | None:

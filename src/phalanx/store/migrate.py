@@ -18,7 +18,7 @@ from phalanx.store.engines.append_only import protect_audit_log
 from phalanx.store.schema import metadata
 from phalanx.store.tables import counters, facts
 
-HEAD = "0039"
+HEAD = "0040"
 OLDEST_USER = "0033"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 

@@ -84,6 +84,14 @@ def add(tx: Tx, fresh: Sequence[tuple[int, JobCommand]], now: int) -> None:
     tx.touched.topics.add(TOPIC)
 
 
+def open_since(tx: Tx) -> tuple[int, int | None]:
+    """The number of commands that are not done, and when the oldest was made, in µs UTC."""
+    here = commands.c
+    query = select(func.count(), func.min(here.created_at)).where(here.done_at.is_(None))
+    number, oldest = tx.conn.execute(query).one()
+    return int(number), None if oldest is None else int(oldest)
+
+
 def lease(
     tx: Tx, *, owner: str, token: str, now: int, expires_at: int, limit: int
 ) -> list[LeasedCommand]:

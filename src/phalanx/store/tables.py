@@ -40,6 +40,15 @@ counters = Table(
     Column("value", BigInteger, nullable=False),
 )
 
+# Totals of metrics since the database was made: the same for every control plane on it.
+metric_totals = Table(
+    "metric_totals",
+    metadata,
+    Column("name", String(64), primary_key=True),  # of the family; `|` before a part of a histogram
+    Column("labels", String(512), primary_key=True),  # values of the labels, a list in JSON
+    Column("value", Float, nullable=False),
+)
+
 jobs = Table(
     "jobs",
     metadata,

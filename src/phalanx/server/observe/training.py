@@ -6,12 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.core.contract.records import MetricPoint
+from phalanx.core.metrics import training as limits
+from phalanx.core.metrics.training import is_per_job
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Distribution, Kind, is_part, split_part
-
-MAX_RANKS = 512
-MAX_RANKS_OF_A_JOB = 64
-MAX_NAMES = 20
-"""Limits of exposed series: ranks in all, ranks of one job, metric names of one script."""
 
 LOSSES = ("loss", "train_loss")
 ACCURACIES = ("accuracy", "acc", "train_acc", "train_accuracy")
@@ -19,21 +16,20 @@ ACCURACIES = ("accuracy", "acc", "train_acc", "train_accuracy")
 
 @dataclass(slots=True)
 class RankSeries:
-    """The series of one rank."""
+    """The series of one rank. `means` are those of the newest window, by section of the step."""
 
     gauges: dict[str, float] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
-    distributions: dict[str, Distribution] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
+    steps: Distribution | None = None
 
     def add(self, name: str, value: float) -> None:
         """Add a value of one of the platform's instruments."""
-        if is_part(name):
-            base, part = split_part(name)
-            if base in INSTRUMENTS:
-                one = self.distributions.setdefault(base, Distribution.empty())
-                one.add_part(part, value)
-        elif INSTRUMENTS[name].kind is Kind.COUNTER:
+        kind = INSTRUMENTS[name].kind
+        if kind is Kind.COUNTER:
             self.counters[name] = self.counters.get(name, 0.0) + value
+        elif kind is Kind.HISTOGRAM:
+            self.means[name] = value
         else:
             self.gauges[name] = value
 
@@ -44,12 +40,15 @@ class JobSeries:
 
     ranks: dict[int, RankSeries] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
+    sections: dict[str, Distribution] = field(default_factory=dict)  # over all ranks
 
     def add(self, points: Iterable[MetricPoint]) -> None:
         """Add new points."""
         for point in points:
             for name, value in point.values.items():
-                if is_part(name) or name in INSTRUMENTS:
+                if is_part(name):
+                    self._part(point.rank, *split_part(name), value)
+                elif name in INSTRUMENTS:
                     self._own(point.rank, name, value)
                 elif point.rank == 0:
                     self._named(name, value)
@@ -65,16 +64,32 @@ class JobSeries:
                 elif known.kind is not Kind.COUNTER:
                     self._own(point.rank, name, value)
 
-    def _own(self, rank: int, name: str, value: float) -> None:
+    def _rank(self, rank: int) -> RankSeries | None:
         series = self.ranks.get(rank)
-        if series is None:
-            if len(self.ranks) >= MAX_RANKS_OF_A_JOB:
-                return
+        if series is None and len(self.ranks) < limits.MAX_RANKS_OF_A_JOB:
             series = self.ranks[rank] = RankSeries()
-        series.add(name, value)
+        return series
+
+    def _own(self, rank: int, name: str, value: float) -> None:
+        series = self._rank(rank)
+        if series is not None:
+            series.add(name, value)
+
+    def _part(self, rank: int, name: str, part: str, value: float) -> None:
+        """Add a part of a distribution: to that of its rank, or of the whole job."""
+        instrument = INSTRUMENTS.get(name)
+        if instrument is None:
+            return
+        if is_per_job(instrument):
+            self.sections.setdefault(name, Distribution.empty()).add_part(part, value)
+            return
+        series = self._rank(rank)
+        if series is not None:
+            series.steps = series.steps or Distribution.empty()
+            series.steps.add_part(part, value)
 
     def _named(self, name: str, value: float) -> None:
-        if name in self.values or len(self.values) < MAX_NAMES:
+        if name in self.values or len(self.values) < limits.MAX_NAMES:
             self.values[name] = value
 
     def first_of(self, names: Sequence[str]) -> float | None:

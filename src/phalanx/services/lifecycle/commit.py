@@ -17,6 +17,7 @@ from phalanx.errors import Bug, InvalidTransition, InvariantBroken, StoreError
 from phalanx.kit.text import job_label
 from phalanx.kit.units import to_rfc3339
 from phalanx.services.caches.study_cache import TOLD_TO_STUDIES, TRIAL_JOBS
+from phalanx.services.ledger.counting import count_changes, count_submitted
 from phalanx.services.ledger.settle import settle
 from phalanx.services.workflow import arrays, dependencies
 from phalanx.store import events as log
@@ -62,6 +63,7 @@ def commit_new_many(
     made = [(create(submitted, now), submitted, facts) for submitted, facts in fresh]
     jobs.insert(tx, [(job, facts, wake_at(job)) for job, _, facts in made])
     log.append(tx, [_entry(job, submitted, 1, now, actor) for job, submitted, _ in made])
+    count_submitted(tx, len(made))
     for job, _, facts in made:
         audit.describe(tx, f"job {job_label(job.num)}", None, _audited(job, facts))
         tx.touched.rows[job.num] = StoredJob(job, facts, 1, 1, None)
@@ -255,6 +257,7 @@ def _save(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
     outbox.add(tx, [(one.job.num, c) for one in changed for c in one.commands], now)
     settle(tx, [(one.before, one.job) for one in changed], now)
     for one in changed:
+        count_changes(tx, one.before.job, one.job, one.entries, now)
         _touch(tx, one.job, one.wake)
         tx.touched.rows[one.job.num] = one.stored()
         if one.facts is not None:

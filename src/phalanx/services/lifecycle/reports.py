@@ -244,6 +244,8 @@ def _removed(inbox: Inbox, report: wire.CheckpointRemovedReport) -> None:
 def _copy(inbox: Inbox, report: wire.CheckpointCopyReport) -> None:
     at = inbox.ours(report.at)
     lineage.mark_copy(inbox.tx, inbox.job, report.name, report.state, report.size_bytes, at)
+    if report.state in ("stored", "failed"):
+        inbox.tx.touched.totals.add("phalanx_checkpoint_copies", report.state)
     if report.state == "stored":
         for path in lineage.paths_named(inbox.tx, inbox.job, report.name):
             objects.keep(inbox.tx, inbox.job, path, inbox.now, size=report.size_bytes)

@@ -1,4 +1,4 @@
-"""Read new events, metrics and checkpoints of all jobs, for platform-wide metrics."""
+"""Read the present jobs, and the metrics that ranks report, for the exposition of metrics."""
 
 from __future__ import annotations
 
@@ -6,24 +6,14 @@ from dataclasses import dataclass
 
 from phalanx.core.contract.records import MetricPoint
 from phalanx.services.platform import Platform
-from phalanx.store import events, jobs, lineage, supervisors, telemetry
+from phalanx.store import jobs, supervisors, telemetry
 from phalanx.store.database import Tx
-from phalanx.store.events import StoredEvent
 from phalanx.store.jobs import StoredJob
-from phalanx.store.lineage import CheckpointRow
+from phalanx.store.supervisors import SupervisorRow
 from phalanx.store.telemetry import MetricChunk
 
 PAGE = 500
 NEWEST_CHUNKS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Cursors:
-    """The numbers of the last rows read."""
-
-    feed: int
-    chunk: int
-    checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +26,6 @@ class LiveJob:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """A page of new rows; `more` is True when another page follows."""
-
-    cursors: Cursors
-    events: list[StoredEvent]
-    chunks: list[MetricChunk]
-    checkpoints: list[CheckpointRow]
-    more: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Present:
     """The current jobs: the number in each state, the queued ones, and those that hold slots."""
 
@@ -55,48 +34,30 @@ class Present:
     live: list[LiveJob]
 
 
-def newest(platform: Platform) -> Cursors:
-    """Cursors after the newest rows."""
-
-    def work(tx: Tx) -> Cursors:
-        return Cursors(
-            events.last_feed(tx), telemetry.last_chunk_id(tx), lineage.last_checkpoint_id(tx)
-        )
-
-    return platform.store.view(work)
+def newest_chunk(platform: Platform) -> int:
+    """The number of the newest chunk of metrics of any job."""
+    return platform.store.view(telemetry.last_chunk_id)
 
 
-def news(platform: Platform, since: Cursors, limit: int = PAGE) -> News:
-    """The next page of rows after `since`, of all jobs."""
-
-    def work(tx: Tx) -> News:
-        fresh = events.feed(tx, after=since.feed, limit=limit)
-        chunks = telemetry.chunks_after(tx, since.chunk, limit=limit)
-        saved = lineage.checkpoints_after(tx, since.checkpoint, limit=limit)
-        cursors = Cursors(
-            fresh[-1].feed if fresh else since.feed,
-            chunks[-1].id if chunks else since.chunk,
-            saved[-1].id if saved else since.checkpoint,
-        )
-        more = limit in (len(fresh), len(chunks), len(saved))
-        return News(cursors, fresh, chunks, saved, more)
-
-    return platform.store.view(work)
+def new_chunks(platform: Platform, after: int, limit: int = PAGE) -> list[MetricChunk]:
+    """The next chunks of metrics after a number, of all jobs."""
+    return platform.store.view(lambda tx: telemetry.chunks_after(tx, after, limit=limit))
 
 
-def present(platform: Platform) -> Present:
+def present(tx: Tx) -> Present:
     """The current jobs by state."""
+    queued, holding = jobs.waiting_and_holding(tx)
+    attempts = [
+        (one.job.num, one.job.attempt.num) for one in holding if one.job.attempt is not None
+    ]
+    rows: dict[int, list[SupervisorRow]] = {}
+    for row in supervisors.of_attempts(tx, attempts):
+        rows.setdefault(row.job, []).append(row)
+    live = [_live(one, rows.get(one.job.num, [])) for one in holding]
+    return Present(jobs.count_by_state(tx), queued, live)
 
-    def work(tx: Tx) -> Present:
-        queued, holding = jobs.waiting_and_holding(tx)
-        return Present(jobs.count_by_state(tx), queued, [_live(tx, one) for one in holding])
 
-    return platform.store.view(work)
-
-
-def _live(tx: Tx, stored: StoredJob) -> LiveJob:
-    attempt = stored.job.attempt
-    rows = [] if attempt is None else supervisors.of_attempt(tx, stored.job.num, attempt.num)
+def _live(stored: StoredJob, rows: list[SupervisorRow]) -> LiveJob:
     steps = [row.step for row in rows if row.step is not None]
     epochs = [row.epoch for row in rows if row.epoch is not None]
     return LiveJob(stored, min(steps, default=None), min(epochs, default=None))
