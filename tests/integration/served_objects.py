@@ -115,6 +115,10 @@ class ServedObjects:
         found = self.object(key).get("status", {}).get("conditions", [])
         return [("" if one["status"] == "True" else "-") + one["type"] for one in found]
 
+    def state_column(self, key: ObjectKey) -> str:
+        """What `kubectl get pytorchjob` shows as the state: `.status.conditions[-1:].type` of its CRD."""
+        return str(self.object(key)["status"]["conditions"][-1]["type"])
+
     def replicas(self, key: ObjectKey) -> Object:
         """The replica statuses of an object without their selectors."""
         found = self.object(key)["status"]["replicaStatuses"]
@@ -135,10 +139,11 @@ class ServedObjects:
 
 
 @contextmanager
-def serving(rig: Rig, root: Path, *, slots: int = 4) -> Iterator[ServedObjects]:
-    """A served cluster whose pool has two nodes."""
+def serving(rig: Rig, root: Path, *, slots: int = 4, nodes: int = 2) -> Iterator[ServedObjects]:
+    """A served cluster whose pool has so many nodes."""
     rig.executor.nodes = tuple(
-        Node(f"kube-{one}", "kube", f"10.0.0.{one}", slots, slots, 8 << 30) for one in (1, 2)
+        Node(f"kube-{one}", "kube", f"10.0.0.{one}", slots, slots, 8 << 30)
+        for one in range(1, nodes + 1)
     )
     served = ServedObjects(rig, root)
     try:

@@ -15,6 +15,7 @@ from phalanx.core.scheduling import NAMED_POLICIES, PlannerConfig
 from phalanx.errors import Conflict, NotFound, SpecInvalid, UserError
 from phalanx.kit.clock import ManualClock
 from phalanx.schemas.api.body import at_of
+from phalanx.schemas.api.jobs import ChangeRequest
 from phalanx.schemas.wire import supervision as wire
 from phalanx.server.settings import SchedulerSettings, Settings
 from phalanx.services.planning.scheduling import apply, scheduling_step, view_of
@@ -331,6 +332,77 @@ class TestElastic:
         rig.turn(1)
         assert len(rig.job(elastic).nodes) == 2
         rig.check_log(elastic)
+
+    def test_a_range_that_was_lowered_shrinks_a_running_job(self, rig: Rig) -> None:
+        num = start(rig, **gang("1..2"))
+        held = [one.node for one in rig.job(num).nodes]
+        assert len(held) == 2
+        rig.client.change(num, ChangeRequest(nodes=1))
+        view = rig.job(num)
+        assert (view.state, view.num_nodes) == ("running", 1)
+        assert view.spec is not None
+        assert view.spec["resources"]["nodes"] == 1
+        rig.turn(1)  # long before the cool-down between two resizes is over
+        view = rig.job(num)
+        assert (view.state, view.reason.code) == ("stopping", "resized")
+        assert "shrinks from 2 to 1 nodes" in view.reason.message
+        leave(rig, num)
+        rig.turn(1)
+        assert [one.node for one in rig.job(num).nodes] == held[:1]
+        rig.check_log(num)
+
+    @pytest.mark.parametrize("nodes", ["2..4", 2])
+    def test_a_range_that_was_raised_grows_a_running_job(self, rig: Rig, nodes: Any) -> None:
+        num = start(rig, **gang(1))
+        rig.client.change(num, ChangeRequest(nodes=nodes))
+        rig.turn(1)
+        view = rig.job(num)
+        assert (view.state, view.reason.code) == ("stopping", "resized")
+        leave(rig, num)
+        rig.turn(1)
+        assert len(rig.job(num).nodes) == 2
+        rig.check_log(num)
+
+    def test_a_move_to_a_size_that_is_allowed_no_more_is_forgotten(self, rig: Rig) -> None:
+        num = start(rig, **gang(1))
+        rig.client.change(num, ChangeRequest(nodes=2))
+        rig.turn(1)
+        assert num in reservations(rig)
+        rig.client.change(num, ChangeRequest(nodes=1))
+        assert reservations(rig) == {}
+        leave(rig, num)
+        rig.turn(1)
+        assert len(rig.job(num).nodes) == 1
+        rig.check_log(num)
+
+    def test_a_script_that_does_not_save_keeps_its_nodes_until_its_next_start(
+        self, rig: Rig
+    ) -> None:
+        num = rig.submit(**gang(1))
+        rig.turn()
+        (supervisor,) = [rig.supervisor(num)]
+        supervisor.ready()
+        supervisor.started()
+        rig.client.change(num, ChangeRequest(nodes=2))
+        rig.turn(1)
+        assert (rig.job(num).state, len(rig.job(num).nodes)) == ("running", 1)
+        rig.client.stop(num, goal="pause")
+        rig.supervisors[num] = [supervisor]  # type: ignore[attr-defined]
+        leave(rig, num)
+        rig.turn(1)
+        rig.client.resume(num)
+        rig.turn(1)
+        assert len(rig.job(num).nodes) == 2
+
+    def test_a_number_of_nodes_that_no_cluster_or_gang_can_have_is_refused(self, rig: Rig) -> None:
+        num = start(rig, **gang("1..2"))
+        for nodes, said in [(5, "at most 2 such nodes|5 nodes|nodes"), ("4..2", "upper end")]:
+            with pytest.raises(SpecInvalid, match=said):
+                rig.client.change(num, ChangeRequest(nodes=nodes))
+        part = {"run": "python x.py", "resources": {"nodes": 1, "slots_per_node": 1}}
+        both = rig.submit(roles={"one": part, "two": part}, run=None, resources={})
+        with pytest.raises(SpecInvalid, match="several roles keeps its size"):
+            rig.client.change(both, ChangeRequest(nodes=2))
 
     def test_it_starts_smaller_where_there_is_no_room_for_more(self, rig: Rig) -> None:
         start(rig, **gang(2, priority=60))

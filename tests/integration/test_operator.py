@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from integration.rig import Rig
-from integration.served_objects import ServedObjects, end, pytorchjob, serving, start
+from integration.served_objects import Object, ServedObjects, end, pytorchjob, serving, start
 from phalanx.errors import ExecutorUnavailable, PermissionDenied, ServerUnavailable
-from phalanx.operator.kinds import JOB_ANNOTATION, UID_LABEL
+from phalanx.operator.kinds import JOB_ANNOTATION, UID_LABEL, ObjectKey
 
 pytestmark = pytest.mark.integration
 
@@ -117,7 +118,7 @@ def test_nothing_is_concluded_while_the_api_is_away_or_its_mirror_lags(
     key = served.apply(pytorchjob())
     served.look(key)
     now_s = served.rig.clock.now() // 1_000_000
-    monkeypatch.setattr(served.cluster._objects[key.kind], "find", lambda *_: None)
+    monkeypatch.setattr(served.cluster._objects[key.kind, ""], "find", lambda *_: None)
     served.reconciler.reconcile(key, now_s)
     assert served.rig.job(1).state == "queued"
     served.api.away = True
@@ -134,13 +135,15 @@ def test_a_suspension_pauses_and_its_end_resumes(served: ServedObjects) -> None:
     assert served.conditions(key) == ["Created", "Suspended"]
     served.change(key, suspend=False)
     served.look(key)
-    assert served.conditions(key) == ["Created", "-Suspended"]
+    # The last one is what `kubectl get` shows.
+    assert served.conditions(key) == ["-Suspended", "Created"]
     supervisors = start(served)
     served.look(key)
     served.change(key, suspend=True)
     assert served.look(key) == 2.0
     assert served.rig.job(1).state == "stopping"
     assert served.conditions(key) == ["Created", "-Running", "Suspended"]
+    assert served.state_column(key) == "Suspended"
     end(served, supervisors, "stopped")
     served.look(key)
     assert served.rig.job(1).state == "paused"
@@ -149,7 +152,7 @@ def test_a_suspension_pauses_and_its_end_resumes(served: ServedObjects) -> None:
     assert served.rig.job(1).state == "queued"
     start(served, attempt=2)
     served.look(key)
-    assert served.conditions(key) == ["Created", "-Suspended", "Running"]
+    assert served.conditions(key) == ["-Suspended", "Created", "Running"]
     assert [reason for reason, _ in served.events()] == [
         "PyTorchJobSuspended",
         "PyTorchJobResumed",
@@ -239,16 +242,118 @@ def test_a_change_of_the_spec_is_told_once_and_has_no_effect(served: ServedObjec
     served.look(key)
     assert served.rig.job(1).num_nodes == 2
     assert [reason for reason, _ in served.events()] == ["PyTorchJobChangeRefused"]
+
+
+def elastic(served: ServedObjects, **limits: int) -> tuple[ObjectKey, Object]:
+    """An elastic object whose job was submitted."""
+    one = pytorchjob("elastic", workers=1)
+    one["spec"]["elasticPolicy"] = limits
+    key = served.apply(one)
+    served.look(key)
+    return key, served.object(key)
+
+
+def nodes_of(served: ServedObjects) -> Any:
+    return served.rig.job(1).spec["resources"]["nodes"]
+
+
+def test_limits_of_an_elastic_object_are_those_of_its_job(served: ServedObjects) -> None:
+    key, one = elastic(served, minReplicas=1, maxReplicas=3)
+    assert nodes_of(served) == "2..4"
     # Replicas of an elastic job move between its limits.
-    elastic = pytorchjob("elastic", workers=1)
-    elastic["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 3}
-    key = served.apply(elastic)
+    one["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 3
+    served.apply(one)
     served.look(key)
-    elastic = served.object(key)
-    elastic["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 3
-    served.apply(elastic)
+    assert nodes_of(served) == "2..4"
+    start(served)
+    one["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 2}
+    served.apply(one)
     served.look(key)
-    assert len(served.events()) == 1
+    assert (nodes_of(served), served.rig.job(1).num_nodes) == ("2..3", 3)
+    one["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 1}
+    served.apply(one)
+    served.look(key)
+    assert nodes_of(served) == 2
+    assert served.rig.job(1).state == "running"
+    served.look(key)
+    assert served.events() == []
+    changes = [one for one in served.rig.client.history(1) if one.kind == "settings_changed"]
+    assert len(changes) == 2
+
+
+def test_replicas_are_the_size_of_an_elastic_object_without_limits(
+    rig: Rig, tmp_path: Path
+) -> None:
+    with serving(rig, tmp_path, nodes=3) as served:
+        key, one = elastic(served, maxRestarts=3)
+        assert nodes_of(served) == 2
+        one["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 2
+        served.apply(one)
+        served.look(key)
+        assert nodes_of(served) == 3
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"minReplicas": 3, "maxReplicas": 2}, "the upper end of the range is below its lower end"),
+        ({"minReplicas": 50, "maxReplicas": 60}, "nodes"),
+    ],
+)
+def test_limits_that_no_job_can_have_are_told_once_and_stop_nothing_else(
+    served: ServedObjects, limits: dict[str, int], said: str
+) -> None:
+    key, one = elastic(served, minReplicas=1, maxReplicas=3)
+    one["spec"]["runPolicy"] = {"suspend": True}
+    served.apply(one)
+    served.look(key)
+    assert served.rig.job(1).state == "paused"
+    one = served.object(key)
+    one["spec"] |= {"elasticPolicy": limits, "runPolicy": {"suspend": False}}
+    served.apply(one)
+    served.look(key)
+    served.look(key)
+    assert served.rig.job(1).state == "queued"
+    assert nodes_of(served) == "2..4"
+    (told,) = [text for reason, text in served.events() if reason == "PyTorchJobChangeRefused"]
+    assert told.startswith("the number of nodes stays: ")
+    assert said in told
+
+
+def test_the_state_that_kubectl_shows_is_true_in_each_state(served: ServedObjects) -> None:
+    key = served.apply(pytorchjob(suspend=True, backoffLimit=3))
+    served.look(key)
+    assert served.state_column(key) == "Suspended"
+    served.change(key, suspend=False)
+    served.look(key)
+    assert served.state_column(key) == "Created"
+    supervisors = start(served)
+    served.look(key)
+    assert served.state_column(key) == "Running"
+    # Paused in Phalanx.
+    served.rig.client.stop(1, goal="pause")
+    end(served, supervisors, "stopped")
+    served.look(key)
+    assert served.state_column(key) == "Created"
+    served.rig.client.resume(1)
+    supervisors = start(served, attempt=2)
+    served.look(key)
+    assert served.state_column(key) == "Running"
+    supervisors[1].failed(rank=1)
+    served.look(key)
+    assert served.state_column(key) == "Restarting"
+    for one in supervisors:
+        one.ended(0, "failed", step=1)
+    for one in supervisors:
+        one.started(1, pids=(8,))
+    served.look(key)
+    for one in supervisors:
+        one.ended(1, "succeeded", step=3)
+    for one in supervisors:
+        one.leave()
+    served.rig.turn()
+    served.look(key)
+    assert served.state_column(key) == "Succeeded"
 
 
 def test_only_namespaces_with_the_label_and_objects_without_a_manager_are_served(

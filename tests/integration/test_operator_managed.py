@@ -119,6 +119,34 @@ def test_a_job_is_suspended_without_a_start_and_resumed_with_a_new_one(
     assert len(served.rig.client.jobs().jobs) == 1
 
 
+def test_the_parallelism_of_a_job_may_change(served: ServedObjects) -> None:
+    key = served.apply(job())
+    served.look(key)
+    for pods in (1, 2):
+        one = served.object(key)
+        one["spec"] |= {"parallelism": pods, "completions": pods}
+        served.apply(one)
+        served.look(key)
+        assert served.rig.job(1).spec["resources"]["nodes"] == pods
+    assert served.events() == []
+    one = served.object(key)
+    one["spec"] |= {"parallelism": 0, "completions": 4}  # no gang has such a size
+    served.apply(one)
+    served.look(key)
+    assert served.rig.job(1).spec["resources"]["nodes"] == 2
+    assert [reason for reason, _ in served.events()] == ["JobChangeRefused"]
+
+
+def test_only_objects_of_this_manager_are_kept(served: ServedObjects) -> None:
+    """A cluster may have very many Jobs; those of other managers take no memory."""
+    served.apply(job("others", "example.com/manager"))
+    own = served.apply(job())
+    served.look(own)
+    mirrors = served.cluster._objects.values()
+    names = [one["metadata"]["name"] for mirror in mirrors for one in mirror.read()]
+    assert names == ["train"]
+
+
 def test_a_failed_job_announces_its_end_and_has_no_completion_time(served: ServedObjects) -> None:
     key = served.apply(job(activeDeadlineSeconds=30, ttlSecondsAfterFinished=0))
     served.look(key)

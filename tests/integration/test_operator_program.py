@@ -19,10 +19,14 @@ from phalanx.errors import UserError
 from phalanx.executors.kubernetes.client import KubernetesClient
 from phalanx.executors.kubernetes.credentials import from_kubeconfig
 from phalanx.operator.__main__ import main
+from phalanx.operator.cluster import ServedCluster, WatchScope
+from phalanx.operator.control_plane import ObjectJobs
 from phalanx.operator.kinds import SERVE_LABEL, UID_LABEL
 from phalanx.operator.metrics import OperatorMetrics
 from phalanx.operator.program import Operator, OperatorOptions
+from phalanx.operator.reconciler import Reconciler
 from phalanx.operator.rivals import find_rival, refuse_rival
+from phalanx.operator.submission import KINDS, SubmissionTarget
 from phalanx.sdk import PhalanxClient
 from phalanx.testing.kubernetes.api import FakeKubernetes
 from support.waiting import wait_until
@@ -93,6 +97,8 @@ def test_a_missing_right_is_one_message(api, tmp_path, capsys) -> None:
         (["--workers", "0"], None, "--workers: must be from 1 to 64, not 0"),
         (["--metrics-port", "70000"], None, "--metrics-port: must be a port, not 70000"),
         ([], None, "name a file with --kubeconfig"),
+        (["--namespace", "Team A"], None, "--namespace: 'Team A' is no name of a namespace"),
+        (["--selector", "team in (a)"], None, "--selector: 'team in (a)' selects no labels"),
         (["--kubeconfig", "/nowhere"], None, "the kubeconfig /nowhere cannot be read"),
         (["--worker"], None, "usage: phalanx operator"),
     ],
@@ -193,6 +199,45 @@ def test_a_service_account_of_the_projects_is_enough(rig: Rig, tmp_path: Path) -
         finally:
             running.stop()
         assert running.errors == []
+
+
+def test_objects_outside_of_the_scope_are_neither_listed_nor_touched(
+    rig: Rig, tmp_path: Path
+) -> None:
+    with serving(rig, tmp_path) as served:
+        for name in ("text", "audio"):
+            labels = {SERVE_LABEL: "pytorchjob", "phalanx.dev/project": "vision"}
+            body = {"metadata": {"name": name, "labels": labels}}
+            served.api.store.create("namespaces", "", body)
+        keys = []
+        for namespace, stage in (
+            ("team", "main"),
+            ("text", "main"),
+            ("audio", "main"),
+            ("text", "x"),
+        ):
+            one = pytorchjob(f"{namespace}-{stage}")
+            one["metadata"] |= {"namespace": namespace, "labels": {"stage": stage}}
+            keys.append(served.apply(one))
+        scope = WatchScope(("text", "team"), "stage=main")
+        cluster = ServedCluster(served.client, KINDS, scope=scope)
+        assert cluster.wait_ready(20)
+        try:
+            assert cluster.identity() == served.cluster.identity()
+            assert set(cluster.versions()) == set(keys[:2])
+            jobs = ObjectJobs(rig.client, cluster.identity())
+            reconciler = Reconciler(cluster, jobs, SubmissionTarget(cluster.identity()))
+            for key in keys[:3]:
+                reconciler.reconcile(key, 0)
+            assert sorted(one.name for one in rig.client.jobs().jobs) == ["team-main", "text-main"]
+            # The job of an object that another operator serves is not cancelled here.
+            served.look(keys[2])
+            served.cluster.delete(keys[2], served.object(keys[2])["metadata"]["uid"])
+            reconciler.reconcile(keys[2], 0)
+            assert rig.job(3).state == "queued"
+        finally:
+            for mirror in cluster._mirrors:
+                mirror.close()
 
 
 def granted(documents: list[dict[str, Any]], kind: str) -> set[tuple[str, str, str]]:

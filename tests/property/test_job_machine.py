@@ -159,7 +159,10 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
         "captured": lambda: e.StacksCaptured(attempt, generation, rank, draw(st.integers(0, 3))),
         "raised": lambda: e.TargetRaised(draw(st.integers(1, 4))),
         "changed": lambda: e.SettingsChanged(
-            {"max_duration": None}, {"max_duration": 60.0}, draw(st.sampled_from([None, 60.0]))
+            {"max_duration": None},
+            {"max_duration": 60.0},
+            draw(st.sampled_from([None, 60.0])),
+            *draw(st.sampled_from([(None, None), (2, None), (3, 1), (1, None)])),
         ),
         "other_started": lambda: e.DependencyStarted(draw(st.integers(1, 3))),
         "other_ended": lambda: e.DependencyEnded(
@@ -250,7 +253,7 @@ def check_state(job: Job) -> None:
             if orders.action is Action.RUN:
                 assert orders.master_port and orders.generation == job.attempt.generation
                 assert job.attempt.nodes[rank].phase in (NodePhase.READY, NodePhase.UP)
-                own = part_at(job.policy.parts(), rank)
+                own = part_at(job.policy.parts(len(job.attempt.nodes)), rank)
                 assert orders.master_address == f"h{own.first_node}"
         assert desired(job, job.attempt.num - 1, 0).action is Action.RELEASE
     at = wake_at(job)

@@ -16,6 +16,7 @@ from phalanx.core.serving.life import (
     SeenJob,
     ServedObject,
     demand,
+    next_look_s,
     reflect,
 )
 
@@ -34,6 +35,7 @@ some = st.builds(
     restarts=st.integers(0, 3),
     failed_role=st.sampled_from(["", "Master", "Worker"]),
     no_more_restarts=st.booleans(),
+    nodes=st.sampled_from([None, (1, 3), (2, 4)]),
 )
 jobs = st.one_of(some, some, some, st.none())
 looks = st.tuples(jobs, st.sampled_from([False, False, False, True]), st.integers(0, 40))
@@ -51,6 +53,7 @@ def served(suspended: bool, deadline_s: int | None, ttl_s: int | None) -> Served
         deadline_s=deadline_s,
         ttl_s=ttl_s,
         backoff_limit=1,
+        nodes=(1, 3),
     )
 
 
@@ -96,4 +99,10 @@ def test_a_status_is_consistent_and_settled_at_every_moment(
             assert now_s > before.completed_s + ttl_s
         if suspended and not status.finished:
             assert holds(status.conditions, K.SUSPENDED)
-            assert asked in (ObjectDemand.NOTHING, ObjectDemand.PAUSE)
+            assert asked in (ObjectDemand.NOTHING, ObjectDemand.PAUSE, ObjectDemand.RESIZE)
+        if asked is ObjectDemand.RESIZE:
+            assert seen is not None and seen.phase not in OVER and seen.nodes == (2, 4)
+        # Where nothing is to be done, it is not looked at again and again.
+        at_s = next_look_s(status, wanted)
+        if at_s is not None and demand(status, wanted, seen, now_s) is ObjectDemand.NOTHING:
+            assert at_s > now_s

@@ -8,15 +8,24 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phalanx.errors import PlatformError, ServerError, UserError
 from phalanx.kit.terminal import guard_terminal
 
+if TYPE_CHECKING:
+    from phalanx.operator.cluster import WatchScope
+
 _MOST_WORKERS = 64
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_WORD = r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,315}[A-Za-z0-9])?"
+_TERM = rf"(!{_WORD}|{_WORD}(!?==?({_WORD})?)?)"
+_SELECTOR = re.compile(rf"{_TERM}(,{_TERM})*")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -39,6 +48,19 @@ def _parser() -> argparse.ArgumentParser:
         "--cluster",
         default="",
         help="name of the cluster, never changed; default: the uid of its namespace kube-system",
+    )
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="list and watch objects of this namespace only; may be repeated; default: all",
+    )
+    parser.add_argument(
+        "--selector",
+        default="",
+        metavar="LABELS",
+        help="list and watch objects with these labels only, such as team=vision,stage!=test",
     )
     parser.add_argument(
         "--workers", type=int, default=4, help="objects that are looked at side by side"
@@ -85,6 +107,7 @@ def _run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
         raise UserError(f"--workers: must be from 1 to {_MOST_WORKERS}, not {options.workers}")
     if not 0 <= options.metrics_port <= 65535:
         raise UserError(f"--metrics-port: must be a port, not {options.metrics_port}")
+    scope = _scope(options.namespace, options.selector)
     ca_file = env.get("PHALANX_CA_FILE")
     ca = read_ca(Path(ca_file)) if ca_file else ""
     file = options.kubeconfig
@@ -92,7 +115,9 @@ def _run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
         access = in_cluster() if file is None else from_kubeconfig(file, options.context)
     except ServerError as error:
         raise UserError(error.message, "name a file with --kubeconfig") from error
-    chosen = OperatorOptions(pool=options.pool, cluster=options.cluster, workers=options.workers)
+    chosen = OperatorOptions(
+        pool=options.pool, cluster=options.cluster, workers=options.workers, scope=scope
+    )
     operator = Operator(access, lambda: PhalanxClient(url, token, ca=ca), chosen)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: operator.stop())
@@ -100,6 +125,24 @@ def _run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
         operator.metrics.serve(options.metrics_port, options.metrics_host)
     operator.run()
     return 0
+
+
+def _scope(namespaces: Sequence[str], selector: str) -> WatchScope:
+    """The objects that are asked for. Raises UserError for names that no namespace or label can have."""
+    from phalanx.operator.cluster import WatchScope
+
+    wrong = next((name for name in namespaces if not _NAMESPACE.fullmatch(name)), None)
+    if wrong is not None:
+        raise UserError(
+            f"--namespace: {wrong!r} is no name of a namespace",
+            "write lower-case letters, digits and hyphens, 63 at most; repeat the option for several",
+        )
+    if selector and not _SELECTOR.fullmatch(selector):
+        raise UserError(
+            f"--selector: {selector!r} selects no labels",
+            "write NAME=VALUE, NAME!=VALUE, NAME or !NAME, with commas between them",
+        )
+    return WatchScope(tuple(dict.fromkeys(namespaces)), selector)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from phalanx.core.serving.life import LifeStatus, ObjectEvent
 from phalanx.errors import ExecutorUnavailable, ServerError
@@ -31,6 +32,38 @@ _MOST_MESSAGE = 1000
 _MOST_TOLD = 20_000
 
 
+@dataclass(frozen=True, slots=True)
+class WatchScope:
+    """Which objects are listed and watched: the API server leaves out the others.
+
+    Neither Jobs nor JobSets can be selected by their manager: those of others are told, and forgotten.
+    """
+
+    namespaces: tuple[str, ...] = ()  # empty: all
+    selector: str = ""  # by labels of the objects; empty: all
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The namespaces of the mirrors; one empty name: all in one."""
+        return self.namespaces or ("",)
+
+    def place_of(self, namespace: str) -> str:
+        """The mirror of the objects of a namespace."""
+        return namespace if self.namespaces else ""
+
+    def covers(self, namespace: str) -> bool:
+        """Whether objects of a namespace are listed."""
+        return not self.namespaces or namespace in self.namespaces
+
+    def object_query(self) -> dict[str, str]:
+        """The query of objects."""
+        return {"labelSelector": self.selector} if self.selector else {}
+
+    def namespace_queries(self) -> list[dict[str, str]]:
+        """The queries that find the namespaces."""
+        return [{"fieldSelector": f"metadata.name={name}"} if name else {} for name in self.places]
+
+
 class ServedCluster:
     """Reads come from mirrors of the API; what is absent there is believed after a read from its store.
 
@@ -42,19 +75,40 @@ class ServedCluster:
         client: KubernetesClient,
         kinds: Mapping[str, ServedKind],
         changed: Callable[[], None] = lambda: None,
+        scope: WatchScope | None = None,
     ) -> None:
         self.client, self.kinds = client, kinds
-        self._namespaces = Reflector(client, "/api/v1/namespaces", changed=changed)
+        self.scope = scope or WatchScope()
+        self._namespaces = [
+            Reflector(client, "/api/v1/namespaces", query, changed=changed, trim=_namespace_parts)
+            for query in self.scope.namespace_queries()
+        ]
         self._objects = {
-            name: Reflector(client, kind.path(), changed=changed) for name, kind in kinds.items()
+            (name, namespace): Reflector(
+                client,
+                kind.path(namespace),
+                self.scope.object_query(),
+                changed=changed,
+                keep=kind.may_be_served,
+            )
+            for name, kind in kinds.items()
+            for namespace in self.scope.places
         }
-        pods = {"labelSelector": UID_LABEL}
-        self._pods = Reflector(client, "/api/v1/pods", pods, changed=changed, trim=_pod_parts)
+        self._pods = [
+            Reflector(
+                client,
+                f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods",
+                {"labelSelector": UID_LABEL},
+                changed=changed,
+                trim=_pod_parts,
+            )
+            for namespace in self.scope.places
+        ]
         self._told: dict[str, None] = {}  # names of events that are there
 
     @property
     def _mirrors(self) -> list[Reflector]:
-        return [self._namespaces, self._pods, *self._objects.values()]
+        return [*self._namespaces, *self._pods, *self._objects.values()]
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Whether the cluster answers within this time."""
@@ -72,7 +126,10 @@ class ServedCluster:
 
     def identity(self) -> str:
         """A name of the cluster that is the same for ever: the uid of its namespace `kube-system`."""
-        found = self._namespaces.find("", "kube-system")
+        found = self._namespace("kube-system")
+        if found is None and self.scope.namespaces:
+            query = {"fieldSelector": "metadata.name=kube-system"}
+            found = next(iter(self.client.list("/api/v1/namespaces", query).items), None)
         if found is None:
             raise ServerError("the cluster has no namespace kube-system", "name it with --cluster")
         return str(found["metadata"]["uid"])
@@ -80,10 +137,10 @@ class ServedCluster:
     def versions(self) -> dict[ObjectKey, str]:
         """The version of every object that is served, and of its pods: what differs was changed."""
         pods: dict[str, list[str]] = {}
-        for one in self._pods.read():
+        for one in self._all_pods():
             pods.setdefault(one["metadata"]["labels"][UID_LABEL], []).append(_version(one))
         found = {}
-        for kind, mirror in self._objects.items():
+        for (kind, _), mirror in self._objects.items():
             for one in mirror.read():
                 key, uid = key_of(kind, one), one["metadata"]["uid"]
                 if self.is_served(key, one):
@@ -92,7 +149,8 @@ class ServedCluster:
 
     def find(self, key: ObjectKey) -> Object | None:
         """An object; that there is none is read from the store of the API."""
-        found = self._objects[key.kind].find(key.namespace, key.name)
+        mirror = self._objects.get((key.kind, self.scope.place_of(key.namespace)))
+        found = None if mirror is None else mirror.find(key.namespace, key.name)
         return self.read(key) if found is None else found
 
     def read(self, key: ObjectKey) -> Object | None:
@@ -101,20 +159,27 @@ class ServedCluster:
 
     def is_served(self, key: ObjectKey, one: Object) -> bool:
         """Whether an object is served, by its namespace and its own fields."""
-        namespace = self._namespaces.find("", key.namespace) or {"metadata": {}}
+        namespace = self._namespace(key.namespace) or {"metadata": {}}
         labels = namespace["metadata"].get("labels") or {}
         return self.kinds[key.kind].is_served(one, labels.get(SERVE_LABEL))
 
     def project(self, namespace: str) -> str:
         """The project of the jobs of a namespace."""
-        found = self._namespaces.find("", namespace)
+        found = self._namespace(namespace)
         if found is None:
             raise ExecutorUnavailable(f"the namespace {namespace} is no longer there")
         return project_of(found)
 
     def pods(self, uid: str) -> list[Object]:
         """The pods that run for an object."""
-        return [one for one in self._pods.read() if one["metadata"]["labels"][UID_LABEL] == uid]
+        return [one for one in self._all_pods() if one["metadata"]["labels"][UID_LABEL] == uid]
+
+    def _namespace(self, name: str) -> Object | None:
+        found = (one.find("", name) for one in self._namespaces)
+        return next((one for one in found if one is not None), None)
+
+    def _all_pods(self) -> list[Object]:
+        return [one for mirror in self._pods for one in mirror.read()]
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -208,15 +273,21 @@ def _event_body(kind: ServedKind, one: Object, name: str, event: ObjectEvent, no
     }
 
 
+def _namespace_parts(namespace: Object) -> Object:
+    """What is read of a namespace."""
+    return {"metadata": _meta_parts(namespace)}
+
+
+def _meta_parts(one: Object) -> Object:
+    named = ("name", "namespace", "uid", "labels", "resourceVersion")
+    return {key: value for key, value in one["metadata"].items() if key in named}
+
+
 def _pod_parts(pod: Object) -> Object:
     """What is read of a pod."""
     status = pod.get("status") or {}
     return {
-        "metadata": {
-            key: one
-            for key, one in pod["metadata"].items()
-            if key in ("name", "namespace", "uid", "labels", "resourceVersion")
-        },
+        "metadata": _meta_parts(pod),
         "status": {"containerStatuses": status.get("containerStatuses") or []},
     }
 

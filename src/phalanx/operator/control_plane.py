@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from phalanx.core.reasons import ReasonCode
-from phalanx.core.serving.life import JobPhase, ReplicaCounts, SeenJob, ServedObject
+from phalanx.core.serving.life import (
+    JobPhase,
+    NodeRange,
+    ReplicaCounts,
+    SeenJob,
+    ServedObject,
+)
 from phalanx.errors import Conflict, NotFound
 from phalanx.operator.kinds import ObjectKey
 from phalanx.operator.submission import OWNER, idempotency_key, key_labels, uid_in, uid_labels
-from phalanx.schemas.api.jobs import JobView, SubmitRequest
+from phalanx.schemas.api.jobs import ChangeRequest, JobView, SubmitRequest
 from phalanx.sdk import PhalanxClient
 
 ACTIVE = ("waiting", "queued", "starting", "running", "recovering", "stopping", "paused")
+_MOST_KNOWN = 20_000
 _HOME_USER = "user:admin"
 _PHASES = {
     "waiting": JobPhase.WAITING,
@@ -61,7 +68,8 @@ class ObjectJobs:
             )
             if not page.jobs:
                 return None
-            num = self._nums[uid] = page.jobs[0].num
+            num = page.jobs[0].num
+            self._know(uid, num)
         try:
             return self.client.job(num)
         except NotFound:
@@ -72,7 +80,7 @@ class ObjectJobs:
         """Submit the job of an object; a second submission makes no second job."""
         answer = self.client.submit(request, key=idempotency_key(self.cluster, uid))
         assert answer.job is not None
-        self._nums[uid] = answer.job.num
+        self._know(uid, answer.job.num)
         return self.client.job(answer.job.num)
 
     def pause(self, num: int) -> JobView:
@@ -82,6 +90,13 @@ class ObjectJobs:
     def resume(self, num: int) -> JobView:
         """Resume a paused job; nothing for one in another state."""
         return self._unless_over(num, lambda: self.client.resume(num))
+
+    def resize(self, num: int, nodes: NodeRange) -> JobView:
+        """Give a job another number of nodes. Raises SpecInvalid, and Conflict for one that has ended."""
+        least, most = nodes
+        wanted = most if least == most else f"{least}..{most}"
+        self.client.change(num, ChangeRequest(nodes=wanted))
+        return self.client.job(num)
 
     def cancel(self, num: int) -> JobView:
         """Cancel a job; nothing for one that has ended meanwhile."""
@@ -106,6 +121,11 @@ class ObjectJobs:
         """Jobs of all objects of the cluster that have not ended."""
         labels = {"kubernetes-cluster": self.cluster}
         return list(self.client.every_job(states=ACTIVE, labels=labels, owner=self.owner))
+
+    def _know(self, uid: str, num: int) -> None:
+        self._nums[uid] = num
+        if len(self._nums) > _MOST_KNOWN:
+            self._nums.pop(next(iter(self._nums)))
 
     def forget(self, uid: str) -> None:
         """Forget the job of an object that is gone."""
@@ -138,7 +158,16 @@ def seen(job: JobView | None, wanted: ServedObject) -> SeenJob | None:
         failed_role=failed,
         no_more_restarts=phase is JobPhase.FAILED and _used_up(job, wanted),
         message=_why(job) if phase is JobPhase.FAILED else "",
+        nodes=_nodes(job),
     )
+
+
+def _nodes(job: JobView) -> NodeRange | None:
+    found = ((job.spec or {}).get("resources") or {}).get("nodes")
+    least, dots, most = str(found).partition("..")
+    if not least.isdecimal() or (dots and not most.isdecimal()):
+        return None
+    return int(least), int(most or least)
 
 
 def _used_up(job: JobView, wanted: ServedObject) -> bool:

@@ -57,6 +57,10 @@ class ServedKind(ABC):
         words += [f"namespaces/{namespace}"] if namespace else []
         return "/".join([*words, self.plural, *filter(None, (name, part))])
 
+    def may_be_served(self, one: Object) -> bool:
+        """Whether an object is served in some namespace; what decides never changes."""
+        return True
+
     @abstractmethod
     def is_served(self, one: Object, serve: str | None) -> bool:
         """Whether an object is served; `serve` is the value of the label of its namespace."""
@@ -69,9 +73,9 @@ class ServedKind(ABC):
     def fixed_spec(self, one: Object) -> Object:
         """The part of the spec that must not change."""
 
+    @abstractmethod
     def submitted_spec(self, one: Object) -> Object:
         """The spec as it is converted: without what the operator itself acts on."""
-        return self.fixed_spec(one)
 
     @abstractmethod
     def read_status(self, one: Object) -> LifeStatus:

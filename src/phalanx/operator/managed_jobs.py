@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from phalanx.core.serving.conditions import ConditionKind, Conditions, ObjectCondition, find
-from phalanx.core.serving.life import LifeStatus, ReplicaCounts, ServedObject
+from phalanx.core.serving.life import LifeStatus, NodeRange, ReplicaCounts, ServedObject
 from phalanx.operator.kinds import Object, ServedKind, copied, seconds, section, timestamp, whole
 
 MANAGER = "phalanx.dev/executor"
@@ -34,11 +34,19 @@ class ManagedKind(ServedKind):
     #: reasons of conditions by name and status, where the kind has its own
     reasons: ClassVar[Mapping[tuple[str, bool], str]]
 
+    def may_be_served(self, one: Object) -> bool:
+        """See `ServedKind`. The manager of an object is immutable."""
+        return bool(section(one, "spec").get("managedBy") == MANAGER)
+
     def is_served(self, one: Object, serve: str | None) -> bool:
         """See `ServedKind`."""
-        return serve in _SERVE and section(one, "spec").get("managedBy") == MANAGER
+        return serve in _SERVE and self.may_be_served(one)
 
     def fixed_spec(self, one: Object) -> Object:
+        """See `ServedKind`."""
+        return self.submitted_spec(one)
+
+    def submitted_spec(self, one: Object) -> Object:
         """See `ServedKind`."""
         spec = copied(section(one, "spec"))
         return {key: value for key, value in spec.items() if key not in _LIVE}
@@ -82,7 +90,9 @@ class BatchJobKind(ManagedKind):
 
     kind, plural = "Job", "jobs"
     group, version = "batch", "v1"
-    changeable = "suspend, activeDeadlineSeconds and ttlSecondsAfterFinished"
+    changeable = (
+        "suspend, activeDeadlineSeconds, ttlSecondsAfterFinished, and parallelism with completions"
+    )
     names = _JOB_NAMES
     reasons = _JOB_REASONS
 
@@ -97,7 +107,16 @@ class BatchJobKind(ManagedKind):
             suspended=spec.get("suspend") is True,
             deadline_s=whole(spec, "activeDeadlineSeconds"),
             backoff_limit=whole(spec, "backoffLimit"),
+            nodes=_nodes(spec),
         )
+
+    def fixed_spec(self, one: Object) -> Object:
+        """See `ServedKind`. A size that a gang can have may change."""
+        spec = self.submitted_spec(one)
+        if _nodes(spec) is not None:
+            for key in ("parallelism", "completions"):
+                spec.pop(key, None)
+        return spec
 
     def read_status(self, one: Object) -> LifeStatus:
         """See `ServedKind`. A failed Job has no completion time: that of its condition counts."""
@@ -209,6 +228,13 @@ class JobSetKind(ManagedKind):
             "jobset.sigs.k8s.io/replicatedjob-name": wanted.role_of(node_rank),
             "jobset.sigs.k8s.io/job-global-index": str(node_rank),
         }
+
+
+def _nodes(spec: Object) -> NodeRange | None:
+    """The nodes of a Job; None for a size that a gang cannot have."""
+    pods = 1 if spec.get("parallelism") is None else whole(spec, "parallelism")
+    ends = pods if spec.get("completions") is None else whole(spec, "completions")
+    return (pods, pods) if pods and ends == pods else None
 
 
 def _replicated(one: Object) -> dict[str, Object]:

@@ -14,7 +14,7 @@ from phalanx.errors import ExecutorUnavailable, PlatformError, UserError
 from phalanx.executors.kubernetes.client import KubernetesClient, KubernetesRefused
 from phalanx.executors.kubernetes.credentials import ClusterAccess
 from phalanx.kit.clock import Clock, SystemClock
-from phalanx.operator.cluster import ServedCluster
+from phalanx.operator.cluster import ServedCluster, WatchScope
 from phalanx.operator.control_plane import ObjectJobs
 from phalanx.operator.kinds import ObjectKey, ServedKind
 from phalanx.operator.metrics import OperatorMetrics
@@ -41,6 +41,7 @@ class OperatorOptions:
     pool: str = ""  # pool of the jobs; empty: any that fits
     cluster: str = ""  # name of the cluster; empty: the uid of its namespace kube-system
     workers: int = 4
+    scope: WatchScope = WatchScope()  # which objects are listed and watched
     feed_wait_s: float = 5.0  # how long the control plane is waited for to have news
 
 
@@ -74,7 +75,7 @@ class Operator:
         try:
             refuse_rival(self._kube)
             kinds = self._installed()
-            cluster = ServedCluster(self._kube, kinds, self._changed.set)
+            cluster = ServedCluster(self._kube, kinds, self._changed.set, self._options.scope)
             if not cluster.wait_ready(_READY_S):
                 raise ExecutorUnavailable(
                     f"the objects of the cluster cannot be listed within {_READY_S:g} s: check the rights "
@@ -169,11 +170,15 @@ class Operator:
 
     def _find_jobs(self, jobs: ObjectJobs) -> None:
         """Make due the objects of jobs that have not ended: some of these objects may be gone."""
+        ended = set(self._jobs)
         for job in jobs.all_active():
+            ended.discard(job.num)
             key = key_in(job.labels)
             if key is not None:
                 self._jobs[job.num] = key
                 self._queue.add(key)
+        for num in ended:
+            self._jobs.pop(num, None)
 
     def _follow(self) -> None:
         """Make the objects of jobs due about which the control plane has news."""

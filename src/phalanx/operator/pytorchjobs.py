@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from phalanx.core.serving.conditions import ObjectCondition
-from phalanx.core.serving.life import LifeStatus, ReplicaCounts, ServedObject
+from phalanx.core.serving.conditions import Conditions, ObjectCondition
+from phalanx.core.serving.life import LifeStatus, NodeRange, ReplicaCounts, ServedObject
 from phalanx.operator.kinds import (
     Object,
     ServedKind,
@@ -15,6 +16,7 @@ from phalanx.operator.kinds import (
     timestamp,
     whole,
 )
+from phalanx.schemas.foreign.kubernetes.pytorchjob import elastic_nodes
 
 _PREFIX = "training.kubeflow.org"
 _MANAGERS = (None, "", "kubeflow.org/training-operator")
@@ -29,7 +31,8 @@ class PyTorchJobKind(ServedKind):
     kind, plural = "PyTorchJob", "pytorchjobs"
     group, version = "kubeflow.org", "v1"
     changeable = (
-        "suspend, activeDeadlineSeconds, ttlSecondsAfterFinished and replicas of elastic workers"
+        "suspend, activeDeadlineSeconds, ttlSecondsAfterFinished, and minReplicas, maxReplicas and "
+        "replicas of elastic workers"
     )
 
     def is_served(self, one: Object, serve: str | None) -> bool:
@@ -50,12 +53,15 @@ class PyTorchJobKind(ServedKind):
             deadline_s=whole(policy, "activeDeadlineSeconds"),
             ttl_s=whole(policy, "ttlSecondsAfterFinished"),
             backoff_limit=whole(policy, "backoffLimit"),
+            nodes=_elastic_nodes(one, counts),
         )
 
     def fixed_spec(self, one: Object) -> Object:
         """See `ServedKind`."""
         spec = self.submitted_spec(one)
-        if section(spec, "elasticPolicy"):
+        if policy := section(spec, "elasticPolicy"):
+            for key in ("minReplicas", "maxReplicas"):
+                policy.pop(key, None)
             for name, role in section(spec, "pytorchReplicaSpecs").items():
                 if name.lower() == "worker" and isinstance(role, dict):
                     role.pop("replicas", None)
@@ -98,7 +104,7 @@ class PyTorchJobKind(ServedKind):
                     "lastUpdateTime": timestamp(each.updated_s),
                     "lastTransitionTime": timestamp(each.changed_s),
                 }
-                for each in status.conditions
+                for each in _true_last(status.conditions)
             ],
             "replicaStatuses": {
                 role: {**_written(counts), "selector": _selector(name, role)}
@@ -127,6 +133,28 @@ def _roles(one: Object) -> dict[str, Object]:
     given = section(section(one, "spec"), "pytorchReplicaSpecs")
     found = {name.capitalize(): role for name, role in given.items() if isinstance(role, dict)}
     return {name: found[name] for name in ("Master", "Worker") if name in found}
+
+
+def _true_last(conditions: Conditions) -> Conditions:
+    """The conditions with one at the end that is true: `kubectl get` shows the type of the last one."""
+    last = [one for one in conditions if one.holds][-1:]
+    if conditions and conditions[-1].holds:
+        return conditions
+    return (*(one for one in conditions if one not in last), *last)
+
+
+def _elastic_nodes(one: Object, counts: Mapping[str, int | None]) -> NodeRange | None:
+    """The nodes of an elastic gang; None for one of a fixed size."""
+    policy = section(section(one, "spec"), "elasticPolicy")
+    if not policy:
+        return None
+    masters, workers = (counts.get(name, 0) for name in ("Master", "Worker"))
+    return elastic_nodes(
+        1 if masters is None else masters,
+        1 if workers is None else workers,
+        whole(policy, "minReplicas"),
+        whole(policy, "maxReplicas"),
+    )
 
 
 def _conditions(status: Object) -> list[ObjectCondition]:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from phalanx.core.serving import life
 from phalanx.core.serving.life import ObjectDemand, ObjectEvent, Reflection, ServedObject
-from phalanx.errors import NotSupported, PermissionDenied, SecretRefused, SpecInvalid, TooLarge
+from phalanx.errors import (
+    Conflict,
+    NotSupported,
+    PermissionDenied,
+    SecretRefused,
+    SpecInvalid,
+    TooLarge,
+)
 from phalanx.executors.kubernetes.manifests import CONTAINER
 from phalanx.operator.cluster import ServedCluster
 from phalanx.operator.control_plane import ObjectJobs, seen, uid_of
@@ -34,11 +41,13 @@ class Reconciler:
     target: SubmissionTarget
     #: names of the pods that were seen, by uid of the object and of the pod
     known_pods: dict[str, dict[str, str]] = field(default_factory=dict)
-    #: is told the number of the job of an object
+    #: is told the number of the job of an object, while it has not ended
     noticed: Callable[[int, ObjectKey], None] = lambda num, key: None
 
     def reconcile(self, key: ObjectKey, now_s: int) -> float | None:
         """Look at one object; returns the seconds until the next look, None: when something changes."""
+        if not self.cluster.scope.covers(key.namespace):
+            return None  # another operator may serve it
         one = self.cluster.find(key)
         if one is None or one["metadata"].get("deletionTimestamp"):
             self._cancel_jobs(key)
@@ -52,6 +61,9 @@ class Reconciler:
             self._cancel_jobs(key, but=uid)
         job = self.jobs.find(uid)
         demand = life.demand(status, what, seen(job, what), now_s)
+        if demand is ObjectDemand.RESIZE and job is not None:
+            job = self._resize(key, one, what, job, now_s)
+            demand = life.demand(status, replace(what, nodes=None), seen(job, what), now_s)
         if demand is ObjectDemand.DELETE:
             self.cluster.delete(key, uid)
             said = ObjectEvent("SuccessfulDeletePod", f"Deleted job: {key.name}", about="ttl")
@@ -65,7 +77,7 @@ class Reconciler:
         except PermissionDenied as error:
             self._tell_refusal(key, one, error, now_s)
             raise
-        if job is not None:
+        if job is not None and not job.is_terminal:
             self.noticed(job.num, key)
         self._tell_change(key, one, job, now_s)
         self._tell_pods(key, one, what, now_s)
@@ -87,6 +99,21 @@ class Reconciler:
             ObjectDemand.CANCEL: self.jobs.cancel,
         }
         return ask[demand](job.num)
+
+    def _resize(
+        self, key: ObjectKey, one: Object, what: ServedObject, job: JobView, now_s: int
+    ) -> JobView:
+        """Give the job the nodes of its object; a number that it cannot have is told, and it goes on."""
+        if what.nodes is None:
+            return job
+        try:
+            return self.jobs.resize(job.num, what.nodes)
+        except (*_FINAL, Conflict) as error:
+            said = f"the number of nodes stays: {_text(error)}"
+            about = hashlib.sha256(said.encode()).hexdigest()
+            event = ObjectEvent(f"{key.kind}ChangeRefused", said, warning=True, about=about)
+            self.cluster.tell(key, one, event, now_s)
+            return job
 
     def _cancel_jobs(self, key: ObjectKey, but: str = "") -> None:
         """Cancel the jobs of objects of this name that are gone; `but` is the uid of the one that is there.
@@ -164,7 +191,10 @@ class Reconciler:
             if pod_uid not in here:
                 gone = {"uid": pod_uid}
                 self._tell_pod(key, one, "SuccessfulDeletePod", f"Deleted pod: {name}", gone, now_s)
-        self.known_pods[uid] = here
+        if here:
+            self.known_pods[uid] = here
+        else:
+            self.known_pods.pop(uid, None)
 
     def _tell_pod(
         self, key: ObjectKey, one: Object, reason: str, said: str, meta: Object, now_s: int

@@ -204,6 +204,12 @@ def put_facts(tx: Tx, num: int, facts: JobFacts) -> None:
     _put_labels(tx, [(num, facts.labels)])
 
 
+def put_size(tx: Tx, job: Job) -> None:
+    """Store the size of the gang of a job at full size, after its number of nodes was changed."""
+    tx.conn.execute(_SET_FACTS, {"_num": job.num, "num_slots": job.policy.num_slots})
+    listing.set_size(tx, job)
+
+
 def _changing(job: Job, wake_at: int | None) -> dict[str, Any]:
     return {
         "state": job.state.value,

@@ -229,12 +229,15 @@ class TargetRaised:
 class SettingsChanged:
     """A user changed settings of the job: those that differ, by their names in the spec.
 
-    `max_duration_s` is the limit that holds after it, whether it is among them or not.
+    `max_duration_s` is the limit that holds after it, whether it is among them or not. `num_nodes` and
+    `min_nodes` are the size of the gang after it, as in `JobPolicy`; `num_nodes` None: it stays.
     """
 
     before: Mapping[str, Any]
     after: Mapping[str, Any]
     max_duration_s: float | None = None
+    num_nodes: int | None = None
+    min_nodes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class TrainingProgress:
 @written_once
 @dataclass(frozen=True, slots=True)
 class JobPolicy:
-    """The settings of a spec that the job state machine uses; only `max_duration_s` may change later.
+    """The settings of a spec that the job state machine uses; duration and nodes may change later.
 
     `shape` is the gang at its full size; `min_nodes` below `shape.nodes` makes it elastic. Where the
     gang has several roles, `shape` is that of the first one, named `role`, and `roles` are the others.

@@ -38,6 +38,7 @@ def _serve_queue(state: Pass) -> None:
 STAGES = (
     entitlement.entitle,  # the entitlement of each project
     elastic.size,  # how many nodes each elastic job should have
+    elastic.fit,  # jobs that are larger than they may be become smaller
     reservations.honour,  # reservations of earlier passes: owners start in them, or they stay closed
     _serve_queue,  # order, and the stages of each job
     backfill.backfill,  # short jobs use kept slots

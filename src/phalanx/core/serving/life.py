@@ -19,6 +19,9 @@ from phalanx.core.serving.conditions import (
     put_exclusive,
 )
 
+NodeRange = tuple[int, int]
+"""The least and the most nodes of a job."""
+
 
 class JobPhase(StrEnum):
     """The state of a job, as far as its object shows it."""
@@ -43,6 +46,7 @@ class ObjectDemand(StrEnum):
     SUBMIT = "submit"
     PAUSE = "pause"
     RESUME = "resume"
+    RESIZE = "resize"  # the job: the object has another number of nodes
     CANCEL = "cancel"
     DELETE = "delete"  # the object: its time to live is over
 
@@ -60,14 +64,15 @@ class ReplicaCounts:
 class ServedObject:
     """What an object asks for, beside the job itself."""
 
-    kind: str
-    namespace: str
-    name: str
+    kind: str  # as in the object, such as PyTorchJob
+    namespace: str  # of the object
+    name: str  # of the object
     replicas: Mapping[str, int]  # by role; the first one decides about the end
-    suspended: bool = False
+    suspended: bool = False  # it waits, or its job is paused
     deadline_s: int | None = None  # from its start
     ttl_s: int | None = None  # from its end
     backoff_limit: int | None = None  # restarts
+    nodes: NodeRange | None = None  # where it may change while the object lives
 
     @property
     def has_master(self) -> bool:
@@ -93,6 +98,7 @@ class SeenJob:
     restarts: int = 0
     failed_role: str = ""  # of the last failure; empty: not known
     no_more_restarts: bool = False  # it failed because its restarts are used up
+    nodes: NodeRange | None = None  # as it was submitted, or changed; None: not known
     message: str = ""  # why it failed
 
 
@@ -145,12 +151,14 @@ def demand(
         if lives:
             return ObjectDemand.CANCEL
         return ObjectDemand.DELETE if _is_expired(status, wanted, now_s) else ObjectDemand.NOTHING
-    if wanted.suspended:
-        return (
-            ObjectDemand.PAUSE if lives and not _is(seen, JobPhase.PAUSED) else ObjectDemand.NOTHING
-        )
-    if is_past_deadline(status, wanted, now_s):
+    if wanted.suspended and lives and not _is(seen, JobPhase.PAUSED):
+        return ObjectDemand.PAUSE
+    if not wanted.suspended and is_past_deadline(status, wanted, now_s):
         return ObjectDemand.CANCEL if lives else ObjectDemand.NOTHING
+    if seen is not None and seen.phase not in OVER and _has_other_nodes(wanted, seen):
+        return ObjectDemand.RESIZE
+    if wanted.suspended:
+        return ObjectDemand.NOTHING
     if seen is None:
         # An object with a start had a job: it was deleted, and is not submitted again.
         return ObjectDemand.SUBMIT if status.start_s is None else ObjectDemand.NOTHING
@@ -167,14 +175,20 @@ def is_past_deadline(status: LifeStatus, wanted: ServedObject, now_s: int) -> bo
     return now_s - status.start_s >= wanted.deadline_s
 
 
+def _has_other_nodes(wanted: ServedObject, seen: SeenJob) -> bool:
+    return wanted.nodes is not None and seen.nodes is not None and wanted.nodes != seen.nodes
+
+
 def next_look_s(status: LifeStatus, wanted: ServedObject) -> int | None:
     """When time alone changes something; None: never."""
     if status.finished:
-        if wanted.ttl_s is None or status.completed_s is None:
+        if wanted.ttl_s is None or status.completed_s is None or wanted.suspended:
             return None
         return status.completed_s + wanted.ttl_s + 1
-    if wanted.deadline_s is None or status.start_s is None or wanted.suspended:
+    if wanted.deadline_s is None or status.start_s is None:
         return None
+    if wanted.suspended or _suspension_ends(status, wanted):
+        return None  # it begins anew with the resumption
     return status.start_s + wanted.deadline_s
 
 

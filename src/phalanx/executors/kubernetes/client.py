@@ -133,20 +133,28 @@ class KubernetesClient:
         path: str,
         query: Mapping[str, str] | None = None,
         trim: Callable[[Object], Object] = lambda one: one,
+        keep: Callable[[Object], bool] = lambda one: True,
     ) -> Listed:
         """All objects of a collection, page by page; a list that expires midway begins again.
 
-        `trim` takes what is needed of each object, so that no whole collection is ever held.
+        `trim` takes what is needed of each object that `keep` accepts, so that no whole collection is
+        ever held.
         """
         for _ in range(_TRIES):
             try:
-                return self._pages(path, dict(query or {}), trim)
+                return self._pages(path, dict(query or {}), trim, keep)
             except KubernetesRefused as refused:
                 if refused.status != 410:
                     raise
         raise ExecutorUnavailable("the Kubernetes API forgets lists faster than they are read")
 
-    def _pages(self, path: str, query: dict[str, str], trim: Callable[[Object], Object]) -> Listed:
+    def _pages(
+        self,
+        path: str,
+        query: dict[str, str],
+        trim: Callable[[Object], Object],
+        keep: Callable[[Object], bool],
+    ) -> Listed:
         items: list[Object] = []
         following = ""
         while True:
@@ -154,7 +162,8 @@ class KubernetesClient:
             answer = self.call("GET", path, query=page)
             for one in answer.get("items") or []:
                 one.get("metadata", {}).pop("managedFields", None)
-                items.append(trim(one))
+                if keep(one):
+                    items.append(trim(one))
             meta = answer.get("metadata") or {}
             following = meta.get("continue") or ""
             if not following:

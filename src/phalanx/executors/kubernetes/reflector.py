@@ -39,9 +39,11 @@ class Reflector:
         *,
         changed: Callable[[], None] = lambda: None,
         trim: Callable[[Object], Object] = lambda one: one,
+        keep: Callable[[Object], bool] = lambda one: True,
     ) -> None:
+        """`trim` takes what is needed of an object; one that `keep` refuses is not in the mirror."""
         self._client, self._path, self._query = client, path, dict(query or {})
-        self._changed, self._trim = changed, trim
+        self._changed, self._trim, self._keep = changed, trim, keep
         self._lock = threading.Condition()
         self._objects: dict[tuple[str, str], Object] = {}
         self._version = ""
@@ -141,7 +143,7 @@ class Reflector:
             wait_s = min(_LONGEST_WAIT_S, wait_s * 2)
 
     def _list(self) -> None:
-        listed = self._client.list(self._path, self._query, self._trim)
+        listed = self._client.list(self._path, self._query, self._trim, self._keep)
         with self._lock:
             # The new list replaces everything: deletions in a gap are in no event.
             self._objects = {_key(one): one for one in listed.items}
@@ -167,16 +169,17 @@ class Reflector:
         kind: str = event["type"]
         with self._lock:
             self._version = str(one["metadata"]["resourceVersion"])
-            self.num_changes += kind != "BOOKMARK"
-            if kind == "DELETED":
+            told = kind != "BOOKMARK" and (_key(one) in self._objects or self._keep(one))
+            self.num_changes += told
+            if kind == "DELETED" or (told and not self._keep(one)):
                 self._objects.pop(_key(one), None)
-            elif kind in ("ADDED", "MODIFIED"):
+            elif told and kind in ("ADDED", "MODIFIED"):
                 one["metadata"].pop("managedFields", None)
                 known = self._objects.get(_key(one))
                 if known is None or _version(one) >= _version(known):
                     self._objects[_key(one)] = self._trim(one)
             self._told()
-        return kind != "BOOKMARK"
+        return told
 
     def _told(self) -> None:
         self._problem, self._heard_at = ("closed" if self._closed else ""), time.monotonic()

@@ -474,6 +474,9 @@ class ChangeRequest(RequestBody):
     pool: Annotated[list[ShortText], Field(max_length=100)] | None = None
     max_duration: float | ShortText | None = None
     budget: dict[str, Any] | None = None
+    nodes: Annotated[
+        int | ShortText | None, Field(description="As `resources.nodes` of the spec: 4, or 2..6")
+    ] = None
 
 
 class CloneRequest(RequestBody):

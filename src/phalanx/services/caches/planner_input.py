@@ -132,7 +132,8 @@ def held(
         raise InvariantBroken(f"job {job.num} holds slots without an attempt")
     demand = stored.facts.demand
     saved_at, save_s = _save(job.num, facts)
-    elastic = job.policy.min_nodes is not None and save_s is not None
+    least, most = _range_of(job.policy, len(attempt.placement.shares))
+    elastic = least is not None and save_s is not None
     started_at = attempt.placed_at if attempt.placed_at is not None else job.started_at
     return RunningJob(
         job=job.num,
@@ -149,8 +150,8 @@ def held(
         preemptible=demand.preemptible,
         stopping=job.state is JobState.STOPPING or attempt.finished,
         protected_until=protected_until(started_at or 0, job.waited_s, job.preempted_at, terms),
-        min_nodes=job.policy.min_nodes if elastic else None,
-        max_nodes=job.policy.shape.nodes if elastic else None,
+        min_nodes=least if elastic else None,
+        max_nodes=most if elastic else None,
         cpus_per_node=stored.facts.cpus_per_node,
         memory_per_node_bytes=demand.memory_per_node_bytes,
         delayed_s=job.waited_s,
@@ -159,6 +160,17 @@ def held(
         speeds=facts.speeds.get(job.num, ()) if elastic else (),
         residency=allowed,
     )
+
+
+def _range_of(policy: JobPolicy, nodes: int) -> tuple[int | None, int]:
+    """The least and the most nodes of a running job; no least for one of a fixed size that it has.
+
+    After a change of the range while it runs, a job has another size until the planner has moved it.
+    """
+    most = policy.shape.nodes
+    if policy.min_nodes is not None or policy.roles or policy.splits:
+        return policy.min_nodes, most
+    return (None if nodes == most else most), most
 
 
 def measured_speeds(

@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.core.jobs.events import SettingsChanged
 from phalanx.core.jobs.model import JobState
-from phalanx.errors import Conflict, SpecInvalid
+from phalanx.errors import Conflict, Problem, SpecInvalid
 from phalanx.kit.text import job_label
 from phalanx.kit.units import format_duration
 from phalanx.schemas.api.jobs import ChangeRequest
@@ -28,10 +28,10 @@ from phalanx.services.lifecycle.admission import (
 from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.lifecycle.submit import Limits, change_budget, limits_now
 from phalanx.services.platform import Platform
-from phalanx.store import jobs
+from phalanx.store import jobs, planning
 from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFacts, StoredJob
-from phalanx.store.tags.rows import SETTINGS
+from phalanx.store.tags.rows import SETTINGS, nodes_in
 
 _DESCRIBING = ("name", "description", "labels")
 """Settings that no decision depends on: those of a job that has ended change, too."""
@@ -59,11 +59,15 @@ def change(
             return
         _check_state(stored, after, spec, now)
         _check_spec(spec, stored.facts.owner, before, after, limits)
-        event = SettingsChanged(before, after, spec.max_duration)
+        event = SettingsChanged(before, after, spec.max_duration, *_size_after(after, spec))
         facts = _facts_with(stored.facts, after, spec)
-        commit_events(tx, num, [event], now, actor, known=stored, facts=facts)
+        changed = commit_events(tx, num, [event], now, actor, known=stored, facts=facts)
         if "budget" in after:
             change_budget(tx, num, spec)
+        if "nodes" in after:
+            jobs.put_size(tx, changed.job)
+            # A placement that was reserved for a move may have too many nodes, or too few.
+            planning.remove_reservations(tx, [num])
 
     platform.store.transact(work)
 
@@ -74,6 +78,9 @@ def _difference(
     """The settings that change, as they are and as they will be, and the spec with the latter."""
     known = stored.facts.spec
     merged = dict(wanted)
+    nodes = merged.pop("nodes", None)
+    if nodes is not None:
+        merged["resources"] = {**known["resources"], "nodes": nodes}
     if merged.get("labels") is not None:
         both = {**stored.facts.labels, **merged["labels"]}
         merged["labels"] = {key: value for key, value in both.items() if value is not None}
@@ -81,7 +88,16 @@ def _difference(
     spec = validate_spec({**known, **merged})
     new = resolved(spec)
     after = {key: new[key] for key in SETTINGS if key in merged and new[key] != known.get(key)}
-    return {key: known.get(key) for key in after}, after, spec
+    before = {key: known.get(key) for key in after}
+    if nodes is not None and nodes_in(new) != nodes_in(known):
+        before["nodes"], after["nodes"] = nodes_in(known), nodes_in(new)
+    return before, after, spec
+
+
+def _size_after(after: Mapping[str, Any], spec: JobSpec) -> tuple[int | None, int | None]:
+    """The number of nodes and the least number after a change; None, None where they stay."""
+    policy = spec.to_policy()
+    return (policy.shape.nodes, policy.min_nodes) if "nodes" in after else (None, None)
 
 
 def _default(name: str) -> Any:
@@ -120,7 +136,8 @@ def _check_spec(
     spec: JobSpec, owner: str, before: Mapping[str, Any], after: Mapping[str, Any], limits: Limits
 ) -> None:
     """Raise SpecInvalid for settings that a submission of the job would be refused for."""
-    problems = [one for one in check_supported(spec) if one.path.split(".")[0] in after]
+    sections = {"resources" if name == "nodes" else name for name in after}
+    problems = [one for one in check_supported(spec) if one.path.split(".")[0] in sections]
     facts = facts_of(spec)
     gang = replace(gang_of(facts, spec.to_policy()), residency=limits.residency.allowed(facts))
     problems += plain_credentials({name: after[name] for name in _DESCRIBING if name in after})
@@ -133,12 +150,28 @@ def _check_spec(
         touched = {one for one in touched if before["labels"].get(one) != after["labels"].get(one)}
         found = missing_labels(spec, limits.projects)
         problems += [one for one in found if one.path.removeprefix("labels.") in touched]
-    if "pool" in after:
+    if "nodes" in after:
+        problems += _fixed_size(spec)
+        found = over_project(spec, limits.projects, gang)
+        problems += [one for one in found if one.path == "resources"]
+    if "pool" in after or "nodes" in after:
         quotas = QuotaContext(limits.projects, limits.users, limits.nodes)
         problems += over_quota(spec, quotas, replace(gang, user=owner))
         problems += misfits(spec, limits.nodes, limits.empty, gang)
     if problems:
         raise SpecInvalid(problems)
+
+
+def _fixed_size(spec: JobSpec) -> list[Problem]:
+    """Problems of a job with a number of nodes that follows from something else."""
+    if spec.roles:
+        said = (
+            "a gang with several roles keeps its size; `phalanx clone` starts one of another size"
+        )
+        return [Problem("nodes", said)]
+    if spec.plans[0].need.accelerators is not None:
+        return [Problem("nodes", "follows from `resources.accelerators`, which cannot change")]
+    return []
 
 
 def _facts_with(facts: JobFacts, after: Mapping[str, Any], spec: JobSpec) -> JobFacts:
@@ -150,5 +183,12 @@ def _facts_with(facts: JobFacts, after: Mapping[str, Any], spec: JobSpec) -> Job
         labels=new.labels,
         priority=new.priority,
         pools=new.pools,
-        spec={**facts.spec, **after},
+        spec=_spec_with(facts.spec, after),
     )
+
+
+def _spec_with(spec: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    new = {**spec, **after}
+    if (nodes := new.pop("nodes", None)) is not None:
+        new["resources"] = {**new["resources"], "nodes": nodes}
+    return new

@@ -429,8 +429,9 @@ def check_resizes(cluster: ClusterIndex, plan: Plan, now: int) -> None:
         require(least <= num <= most, f"j-{held.job} would have {num} of {least} to {most} nodes")
         since = held.started_at if held.resized_at is None else held.resized_at
         rested_s = (now - (since or 0)) / US
+        is_inside = least <= len(held.placement.shares) <= most
         require(
-            rested_s >= cluster.config.resize_cooldown_s,
+            not is_inside or rested_s >= cluster.config.resize_cooldown_s,
             f"j-{held.job} is resized {rested_s:.0f} s after its last change",
         )
 

@@ -167,6 +167,12 @@ def rename(tx: Tx, num: int, name: str, priority: int) -> None:
     tx.conn.execute(_RENAME, {"_num": num, "name": name, "priority": priority})
 
 
+def set_size(tx: Tx, job: Job) -> None:
+    """Write the number of nodes of a job, and of their slots, after they were changed."""
+    size = {"num_nodes": num_nodes(job), "num_slots": job.policy.num_slots}
+    tx.conn.execute(_RENAME, {"_num": job.num, **size})
+
+
 def set_pending(tx: Tx, codes: Sequence[tuple[int, str]]) -> None:
     """Write why queued jobs wait."""
     run_many(tx.conn, _PENDING, [{"_num": num, "_pending": code} for num, code in codes])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, select
 
@@ -49,14 +50,21 @@ class Resource(StrEnum):
 
 
 SETTINGS = ("name", "description", "labels", "priority", "pool", "max_duration", "budget")
-"""The settings of a job that its tag names."""
+"""The settings of a job that its tag names, with their names in the spec; `nodes` is one more."""
 Values = Mapping[str, str]
 """The variables of a path. `project` is empty for the whole platform."""
 
 
-def settings_tag(spec: Mapping[str, object]) -> str:
+def settings_tag(spec: Mapping[str, Any]) -> str:
     """The tag of a job with this spec."""
-    return _digest({name: spec.get(name) for name in SETTINGS})
+    nodes = nodes_in(spec)
+    named = {} if nodes is None else {"nodes": nodes}
+    return _digest(named | {name: spec.get(name) for name in SETTINGS})
+
+
+def nodes_in(spec: Mapping[str, Any]) -> Any:
+    """The number or range of nodes in a spec; None where it says nothing."""
+    return (spec.get("resources") or {}).get("nodes")
 
 
 def tag_of(tx: Tx, kind: Resource, values: Values) -> str | None:

@@ -42,25 +42,32 @@ def update(  # noqa: PLR0913 (one parameter for each setting)
         str | None,
         typer.Option("--budget", help="Limit on the cost in US dollars; none: no limit."),
     ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--nodes", help="Number of nodes, or a range such as 2..6 for an elastic job."
+        ),
+    ] = None,
 ) -> None:
     """Change settings of jobs after their submission; the scheduler uses them at its next pass.
 
-    The pool of a job that holds slots cannot change: pause it first. Of a job that has ended, only its
-    name, description and labels can.
+    The pool of a job that holds slots cannot change: pause it first. A running job with more or fewer
+    nodes than it may have saves, and starts again with a number that it may have. Of a job that has
+    ended, only its name, description and labels can.
     """
     from phalanx.schemas.api.jobs import ChangeRequest
 
     given: dict[str, Any] = {}
-    if priority is not None:
-        given["priority"] = int(priority) if priority.isdigit() else priority
+    for key, number in (("priority", priority), ("nodes", nodes)):
+        if number is not None:
+            given[key] = int(number) if number.isdecimal() else number
     if name is not None:
         given["name"] = name
-    if description is not None:
-        given["description"] = _or_none(description)
+    for key, text in (("description", description), ("max_duration", max_duration)):
+        if text is not None:
+            given[key] = _or_none(text)
     if label:
         given["labels"] = dict(_label(one) for one in label)
-    if max_duration is not None:
-        given["max_duration"] = _or_none(max_duration)
     if pool:
         given["pool"] = [] if pool == ["any"] else pool
     if budget is not None:

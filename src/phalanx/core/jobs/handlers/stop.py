@@ -105,7 +105,12 @@ def raised(job: Job, event: e.TargetRaised, now: int) -> Decision:
 
 
 def settings_changed(job: Job, event: e.SettingsChanged, now: int) -> Decision:
-    """Keep the new limit of the duration; the other settings are not part of the job machine."""
-    if event.max_duration_s == job.policy.max_duration_s:
-        return Decision(job)
-    return Decision(replace(job, policy=replace(job.policy, max_duration_s=event.max_duration_s)))
+    """Keep the new limit of the duration and the new size; other settings are not part of the job machine.
+
+    A live attempt keeps its nodes: the planner moves it to a placement of a size that is allowed.
+    """
+    policy = replace(job.policy, max_duration_s=event.max_duration_s)
+    if event.num_nodes is not None:
+        shape = replace(policy.shape, nodes=event.num_nodes)
+        policy = replace(policy, shape=shape, min_nodes=event.min_nodes)
+    return Decision(job if policy == job.policy else replace(job, policy=policy))

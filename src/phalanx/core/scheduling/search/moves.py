@@ -59,7 +59,8 @@ def _may_move(search: VictimSearch, held: RunningJob) -> bool:
         return False
     if (search.now - held.started_at) / US < search.config.move_after_s:
         return False
-    return len(held.placement.shares) == 1
+    # One that is smaller than it has to be moves only to grow.
+    return len(held.placement.shares) == 1 and (held.min_nodes or 1) == 1
 
 
 def pays(

@@ -3,7 +3,8 @@
 Their sizes are decided together: each slot goes to the job with the largest gain, by measured
 speeds where there are any. (Weighting the gain by the expected time left was tried, and made mean
 completion times worse.) A resize costs a restart, so a job grows only when it gains at least 15 %,
-and not again within the cool-down.
+and not again within the cool-down. A job that is outside of its range, because that was changed,
+comes back into it without such conditions.
 """
 
 from __future__ import annotations
@@ -85,6 +86,25 @@ def _of_queued(job: QueuedJob) -> _ElasticJob:
     shape = job.shape
     least = job.min_nodes or shape.nodes
     return _ElasticJob(job.num, least, shape.nodes, shape.slots_per_node, job.speeds)
+
+
+# -- ranges that were changed --------------------------------------------------------------------
+
+
+def fit(state: Pass) -> None:
+    """Shrink running jobs that have more nodes than they may have; their range was changed."""
+    for num in sorted(state.cluster.elastic):
+        held = state.cluster.held[num]
+        shares, most = held.placement.shares, held.max_nodes or 0
+        if len(shares) <= most or not _may_leave(state, held):
+            continue
+        smaller = Placement(held.placement.pool, shares[:most])
+        text = f"shrinks from {len(shares)} to {most} nodes, the most that it may have now"
+        state.decisions.resize(held, Resize(num, smaller, Reason(ReasonCode.RESIZED, text)))
+
+
+def _is_too_small(held: RunningJob) -> bool:
+    return len(held.placement.shares) < (held.min_nodes or 0)
 
 
 # -- shrink --------------------------------------------------------------------------------------
@@ -195,12 +215,17 @@ def _elastic(state: Pass) -> list[RunningJob]:
     return [cluster.held[n] for n in sorted(cluster.elastic) if _may_resize(state, cluster.held[n])]
 
 
+def _may_leave(state: Pass, held: RunningJob) -> bool:
+    is_leaving = held.stopping or held.job in state.decisions.leaving
+    return held.started_at is not None and not is_leaving
+
+
 def _may_resize(state: Pass, held: RunningJob) -> bool:
-    if held.started_at is None or held.stopping or held.job in state.decisions.leaving:
+    if not _may_leave(state, held) or held.max_nodes is None or held.min_nodes is None:
         return False
-    if held.max_nodes is None or held.min_nodes is None:
-        return False
-    since = held.started_at if held.resized_at is None else held.resized_at
+    if _is_too_small(held):
+        return True
+    since = held.started_at or 0 if held.resized_at is None else held.resized_at
     return (state.now - since) / US >= state.config.resize_cooldown_s
 
 
@@ -230,8 +255,10 @@ def _grow(state: Pass, held: RunningJob, wanted: int) -> None:
         return  # the label of its nodes has changed since its start
     room = _room_near(state, held, per_node)
     extra = room[: min(wanted - len(shares), state.ledger.left(held) // max(per_node, 1))]
-    faster = speed(held.speeds, len(shares) + len(extra)) / speed(held.speeds, len(shares))
-    if not extra or faster < _MIN_GAIN:
+    num = len(shares) + len(extra)
+    faster = speed(held.speeds, num) / speed(held.speeds, len(shares))
+    is_worth_it = num >= (held.min_nodes or 0) if _is_too_small(held) else faster >= _MIN_GAIN
+    if not extra or not is_worth_it:
         return
     allocations = []
     for node in extra:

@@ -75,6 +75,12 @@ def convert_pytorchjob(document: ForeignReader) -> dict[str, Any]:
     return merged(merged(spec, gang(size, plan, needs, log)), run_policy(body, roles[-1][1]))
 
 
+def elastic_nodes(masters: int, workers: int, low: int | None, high: int | None) -> tuple[int, int]:
+    """The least and the most nodes of an elastic gang; a limit that is absent is the number of workers."""
+    some = max(workers, 1)
+    return masters + (low or some), masters + (high or some)
+
+
 def _size(body: ForeignReader, last: ForeignReader, counts: dict[str, int]) -> GangSize:
     nodes, line = sum(counts.values()), last.line_of("replicas")
     if nodes < 1:
@@ -84,9 +90,7 @@ def _size(body: ForeignReader, last: ForeignReader, counts: dict[str, int]) -> G
     if policy.data():
         low = policy.whole("minReplicas", 1, MAX_NODES)
         high = policy.whole("maxReplicas", 1, MAX_NODES)
-        workers = max(counts.get("worker", 0), 1)
-        masters = counts.get("master", 0)
-        elastic = (masters + (low or workers), masters + (high or workers))
+        elastic = elastic_nodes(counts.get("master", 0), counts.get("worker", 0), low, high)
         if elastic[0] > elastic[1]:
             policy.refuse("maxReplicas", f"must be at least minReplicas, {low}", high)
             elastic = None

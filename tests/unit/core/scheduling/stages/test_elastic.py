@@ -68,6 +68,20 @@ def test_growth_must_be_worth_a_restart() -> None:
     assert widths(plan(PlanningInput(nodes(2), (held(8, (0,), STEEP),), ()), HOUR)) == {8: 2}
 
 
+def test_a_job_above_its_range_shrinks_into_it_and_gives_nothing_more_to_others() -> None:
+    """It restarts with a size that it may have, also where a queued job wants one of its nodes."""
+    large = replace(held(8, (0, 1, 2, 3), most=2), resized_at=HOUR - US)
+    for queue in ((), (QueuedJob(1, GangShape(1, 1, 1), 50, 1),)):
+        assert widths(plan(PlanningInput(nodes(), (large,), queue), HOUR)) == {8: 2}
+    assert widths(plan(PlanningInput(nodes(), (replace(large, stopping=True),), ()), HOUR)) == {}
+
+
+def test_a_job_below_its_range_grows_only_into_it() -> None:
+    small = replace(held(8, (0,), FLAT), min_nodes=3, resized_at=HOUR - US)
+    assert widths(plan(PlanningInput(nodes(3), (small,), ()), HOUR)) == {8: 3}
+    assert widths(plan(PlanningInput(nodes(2), (small,), ()), HOUR)) == {}
+
+
 def test_growth_keeps_within_the_projects_limit() -> None:
     running = (replace(held(8, (0,)), project="a"),)
     within = PlanningInput(nodes(), running, (), (Project("a", max_slots=2),))
