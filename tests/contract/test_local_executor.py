@@ -247,6 +247,16 @@ class TestSpare:
         assert rig.record(ref_of(assignment)).supervisor.pid != spare.pid
         wait_until(lambda: spare.poll() is not None)
 
+    def test_a_job_that_starts_cold_leaves_it_to_the_next_one(self, rig):
+        spare = self.first_job(rig)
+        cold = rig.assignment(2, env=rig.env)
+        assert not cold.warm.enabled
+        rig.start(cold)
+        assert rig.record(ref_of(cold)).supervisor.pid != spare.pid
+        warm = rig.assignment(3, env=rig.env, warm=WarmStart())
+        rig.start(warm)
+        assert rig.record(ref_of(warm)).supervisor.pid == spare.pid
+
     def test_it_leaves_with_its_executor(self, rig):
         spare = self.first_job(rig)
         rig.executor.close()

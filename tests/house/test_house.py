@@ -45,7 +45,7 @@ def test_module(path):
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("phalanx.cli.__main__", ("torch", "fastapi", "sqlalchemy", "numpy")),
+        ("phalanx.cli.__main__", ("torch", "fastapi", "sqlalchemy", "numpy", "phalanx.sdk.client")),
         ("phalanx.supervise.__main__", ("torch", "fastapi", "sqlalchemy", "numpy")),
         ("phalanx.train", ("torch", "fastapi", "sqlalchemy", "numpy", "pydantic")),
         ("phalanx.server.app", ("torch", "alembic", "numpy")),

@@ -108,10 +108,10 @@ def test_a_job_is_followed_to_its_end_with_its_output_and_metrics(rig: Rig) -> N
 
 def test_a_stream_of_a_job_ends_when_the_job_has(server: Served) -> None:
     with server.client() as client, server.client() as other:
-        num = submit(client)
+        # A job that waits for another is never placed: no supervisor is there to let it go.
+        num = submit(client, depends_on=f"j-{submit(client)}")
         stream = client.live.follow_job(num)
         assert next(stream).body.kind == "submitted"
-        # At once: the loops may have placed the job by now, and no supervisor is there to let it go.
         other.stop(num, grace_s=0)
         states = [one.body.state for one in stream]
         assert states[-1] == "cancelled", "the iterator has ended by itself"

@@ -99,7 +99,7 @@ def test_whole_gangs_within_all_bounds_and_no_lost_work(
 
 
 @given(policies, st.lists(jobs, min_size=1, max_size=6), st.sampled_from([0.0, 0.5, 1.0]))
-@settings(max_examples=15, phases=NO_SHRINKING)
+@settings(max_examples=5, phases=NO_SHRINKING)
 def test_constant_demand_leads_to_few_decisions(policy, wanted, gives) -> None:
     pool = ScaledPool(policy, gives=gives, projects=PROJECTS, removes_idle=False)
     for num, (nodes, project, _) in enumerate(wanted, 1):

@@ -22,6 +22,20 @@ NOT_POSSIBLE = 3
 PASSES = "52"
 LIMITS = ROOT / "bench" / "scheduler" / "user_limits.py"
 SEEDS = "6"
+# Tests that run on the compiled copy: of what is compiled and of what stores it, and all of these rooms.
+SHORT = (
+    "tests/unit/store",
+    "tests/unit/services/lifecycle",
+    "tests/unit/core/jobs",
+    "tests/unit/core/scheduling/stages",
+    "tests/sim/test_kueue_shapes.py",
+)
+LONG = (
+    "tests/unit/store",
+    "tests/unit/services",
+    "tests/unit/core",
+    "tests/sim/test_kueue_shapes.py",
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +88,13 @@ def test_the_compiled_one_keeps_the_promises(folder: Path) -> None:
     run(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", guards_off, *tests)
 
 
-def test_the_control_plane_runs_on_it(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "tests",
+    [SHORT, pytest.param(LONG, marks=pytest.mark.proof)],
+    ids=["short", "long"],
+)
+def test_the_control_plane_runs_on_it(folder: Path, tests: tuple[str, ...]) -> None:
     """What it stores it can read again, from submission to the end of jobs."""
-    tests = [
-        "tests/unit/store",
-        "tests/unit/services",
-        "tests/unit/core",
-        "tests/sim/test_kueue_shapes.py",
-    ]
     # Compiled classes take no other method, so no guard of theirs can be switched off.
     guards_off = "not test_without_the_limits"
     run(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", guards_off, *tests)

@@ -58,8 +58,8 @@ def platform(cluster, tmp_path):
     wait_until(lambda: cluster.left() == [], "an empty cluster")
 
 
-def on_kubernetes(out, *flags):
-    resources = {"nodes": 3, "slots_per_node": 1}
+def on_kubernetes(out, *flags, nodes=3):
+    resources = {"nodes": nodes, "slots_per_node": 1}
     return probe_spec(out, *flags, resources=resources, pool="kube")
 
 
@@ -74,23 +74,23 @@ def succeeded(platform, job):
 
 
 def test_a_killed_rank_costs_no_pod_and_a_killed_pod_no_sample(platform, cluster, tmp_path):
-    flags = ["--epochs=5", "--samples=240", "--step-s=0.05"]
-    out = tmp_path / "hit"
-    job = platform.submit(on_kubernetes(out, *flags))
+    """That the weights are those of an undisturbed run is an extra, over unequal pods."""
+    out, go = tmp_path / "hit", tmp_path / "go"
+    flags = ["--epochs=3", "--samples=240", "--step-s=0.1", f"--until={go}"]
+    job = platform.submit(on_kubernetes(out, *flags, nodes=2))
     platform.wait_steps(5, out)
     pods = dict(cluster.kubelet.starts)
-    assert sorted(pods.values()) == [1, 1, 1]
+    assert sorted(pods.values()) == [1, 1]
     kill(platform.rank_pids(job)[1])
-    platform.wait_steps(20, out)
+    platform.wait_steps(len(Path(f"{out}.steps").read_text().splitlines()) + 3, out)
     assert cluster.kubelet.starts == pods  # a new generation in the same pods
     assert platform.show(job).attempts == 1
-    cluster.kubelet.kill(next(name for name in pods if name.endswith("n2")))
+    cluster.kubelet.kill(next(name for name in pods if name.endswith("n1")))
+    go.touch()
     view = succeeded(platform, job)
     assert view.attempts == 2
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
-    calm = tmp_path / "calm"
-    succeeded(platform, platform.submit(on_kubernetes(calm, *flags)))
-    assert out.read_text() == calm.read_text()
+    assert view.lineage.consumed == 3 * 240
     assert all(number == 1 for number in cluster.kubelet.starts.values())
 
 

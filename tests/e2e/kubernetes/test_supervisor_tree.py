@@ -59,17 +59,13 @@ def job(platform, image, run, files, **spec):
     return platform.submit({**body, "resources": resources, **spec})
 
 
-def output(platform, label):
-    return platform.run("logs", label).stdout
-
-
 def test_ranks_of_a_static_shell_in_an_empty_image(platform, cluster, tmp_path):
     env = {"FLAVOUR": "static", "PATH": "/bin"}
     cluster.kubelet.images["shell:1"] = images.static_shell(tmp_path / "shell", env)
     files = {"work.sh": 'echo "$FLAVOUR rank $RANK of $WORLD_SIZE on $(cat /proc/1/comm)"\n'}
     label = job(platform, "shell:1", "sh work.sh", files)
     succeeded(platform, label)
-    said = output(platform, label)
+    said = platform.output(label)
     for rank in range(2):
         assert f"static rank {rank} of 2 on loader" in said
     assert not (tmp_path / "shell" / "etc" / "ssl").exists()
@@ -80,7 +76,7 @@ def test_ranks_of_a_program_that_is_linked_to_musl(platform, cluster, tmp_path):
     cluster.kubelet.images["musl:1"] = images.with_musl(tmp_path / "musl", RANK_C)
     label = job(platform, "musl:1", "/bin/rank", {"note": ""})
     succeeded(platform, label)
-    said = output(platform, label)
+    said = platform.output(label)
     assert "musl rank 0 of 2" in said
     assert "musl rank 1 of 2" in said
 
@@ -121,7 +117,7 @@ def test_a_training_with_the_python_of_the_image(platform, cluster, tmp_path):
     cluster.kubelet.images["torch:1"] = images.with_python(root, sys.executable, packages)
     label = job(platform, "torch:1", "python train.py", {"train.py": TRAIN})
     view = succeeded(platform, label)
-    said = output(platform, label)
+    said = platform.output(label)
     assert said.count("phalanx of /phalanx-tree/ranks/phalanx/__init__.py python of /venv") == 2
     assert "pydantic False" in said
     assert view.progress.high_water_step == 4
@@ -135,7 +131,7 @@ def test_a_python_below_3_11_runs_scripts_and_says_what_it_cannot(platform, clus
     script = "import os, sys\nprint('rank', os.environ['RANK'], sys.version_info[:2])\n"
     label = job(platform, "old:1", "python train.py", {"train.py": script})
     succeeded(platform, label)
-    assert "rank 1 (3, " in output(platform, label)
+    assert "rank 1 (3, " in platform.output(label)
     assert "needs Python 3.11" in shown(platform, label)
 
 
@@ -148,7 +144,9 @@ def test_images_with_phalanx_get_no_copy(platform, cluster):
         return create(plural, namespace, body)
 
     cluster.api.store.create = created
-    label = job(platform, "phalanx:7", "python train.py", {"train.py": "print('here')"})
+    label = job(
+        platform, "phalanx:7", "python train.py", {"train.py": "print('here')"}, framework="none"
+    )
     succeeded(platform, label)
     cluster.api.store.create = create
     (pod,) = [body for plural, body in made if plural == "pods"]
@@ -161,10 +159,10 @@ def test_the_first_process_of_a_pod_passes_term_on(platform, cluster, tmp_path):
     script = "trap 'echo saved; exit 0' TERM\necho begun\nwhile true; do sleep 0.1; done\n"
     files = {"work.sh": script}
     label = job(platform, "shell:1", "sh work.sh", files, grace="20s")
-    wait_until(lambda: output(platform, label).count("begun") == 2, "both ranks")
+    wait_until(lambda: platform.output(label).count("begun") == 2, "both ranks")
     pod = list(cluster.kubelet.starts)[-1]
     cluster.kubelet.kill(pod, signal.SIGTERM)
-    wait_until(lambda: output(platform, label).count("saved") == 2, "both ranks to save")
+    wait_until(lambda: platform.output(label).count("saved") == 2, "both ranks to save")
     platform.run("stop", label, "--grace", "1s", check=False)
 
 

@@ -131,6 +131,12 @@ class Platform:
         assert num is not None
         return self._kept_client().job(num)
 
+    def output(self, job: str) -> str:
+        """What the ranks have written so far, a line each."""
+        num = parse_job_label(job)
+        assert num is not None
+        return "".join(f"{line.text}\n" for line in self._kept_client().logs(num).lines)
+
     def wait_state(self, job: str, *states: str) -> JobView:
         """Wait until the job is in one of `states`; fail when it ends otherwise."""
         num, after = parse_job_label(job), 0
@@ -214,8 +220,13 @@ def survivors(processes: list[psutil.Process]) -> list[psutil.Process]:
 def platform(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:
-    """A running platform, on PostgreSQL with that option; left jobs are stopped at the end."""
+    """A running platform, on PostgreSQL with that option; left jobs are stopped at the end.
+
+    A module whose jobs are no Python has `KEEP_WARM = 0`: a warm process for them only imports torch.
+    """
     one = Platform(tmp_path_factory.mktemp("platform"))
+    if (keep_warm := getattr(request.module, "KEEP_WARM", None)) is not None:
+        one.slots = (*one.slots, "--keep-warm", str(keep_warm))
     if request.config.getoption("--database") == "postgresql":
         name = f"platform_{request.module.__name__.rpartition('.')[2]}"
         url = request.getfixturevalue("postgres").create(name, empty=False)

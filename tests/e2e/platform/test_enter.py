@@ -15,6 +15,7 @@ from e2e.platform.harness import BIN
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
+KEEP_WARM = 0
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_a_client_that_is_killed_ends_its_command(platform, job, started):
 
 
 def test_a_port_of_the_node_is_reached_and_its_absence_is_said(platform, job, started):
-    found = wait_until(lambda: re.search(r"PORT (\d+)", platform.run("logs", job).stdout))
+    found = wait_until(lambda: re.search(r"PORT (\d+)", platform.output(job)))
     process = started(
         "port-forward",
         job,

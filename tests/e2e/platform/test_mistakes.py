@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from e2e.platform.harness import BIN, Platform, kill, probe_spec
+from phalanx.schemas.home import HomeLayout
+from phalanx.store import open_store
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -74,9 +76,8 @@ def test_port_in_use(tmp_path: Path):
 
 def test_corrupt_database_is_left_as_it_is(tmp_path: Path):
     other = Platform(tmp_path)
-    other.up()
-    other.down()
-    database = other.home / "db" / "phalanx.sqlite"
+    database = HomeLayout(other.home).database_file
+    open_store(database).close()
     damaged = b"garbage!" * 64 + database.read_bytes()[512:]
     database.write_bytes(damaged)
     done = other.run("up", check=False)

@@ -13,6 +13,7 @@ from e2e.platform.test_scheduling import hand_in
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
+KEEP_WARM = 0
 POOLS = {
     "schema": 1,
     "pools": [
@@ -151,6 +152,38 @@ def one_world(out: Path, *flags: str, **spec: Any) -> dict[str, Any]:
     return {**made, "roles": {"master": {"run": run, "slots": 2}, "worker": worker}}
 
 
+def test_one_world_over_unequal_nodes_has_one_fate(platform: Platform, tmp_path: Path):
+    """Placement and restarts of a shared world; that it recovers exactly is an extra."""
+    go = tmp_path / "go"
+    run = f'echo "$RANK/$WORLD_SIZE"; until [ -e {go} ]; do sleep 0.02; done'
+    worker = {"run": run, "world": "shared", "nodes": 2, "slots": 1}
+    job = hand_in(
+        platform,
+        framework="none",
+        pool=["mixed"],
+        recovery={"rank_crash": {"count": 20, "per": "1h"}},
+        roles={"master": {"run": run, "slots": 2}, "worker": worker},
+    )
+    view = platform.wait_state(job, "running")
+    assert [(rank.role, rank.node) for rank in view.ranks[:2]] == [("master", "wide")] * 2
+    assert {rank.node for rank in view.ranks[2:]} == {"thin-0", "thin-1"}
+    assert [(one.world, one.world_size) for one in view.roles] == [("master", 4)] * 2
+    for generation, victim in ((1, 3), (2, 1)):  # a rank of the worker, then one of the master
+        pids = platform.rank_pids(job)
+        gang = [one for pid in pids.values() for one in family(pid)]
+        kill(pids[victim])
+        wait_until(lambda number=generation: platform.show(job).generation == number, "a restart")
+        platform.wait_state(job, "running")
+        assert survivors(gang) == []
+    go.touch()
+    view = platform.wait_state(job, "succeeded")
+    assert (view.restarts, view.attempts) == (2, 1)
+    assert set(lines(platform, job, "--role", "worker", "--rank", "3")) == {"3/4"}
+    shown = platform.run("show", job).stdout
+    assert "worker: 2 × 1 slots, ranks 2-3 of the 4 of master" in shown
+
+
+@pytest.mark.extras
 def test_one_world_over_unequal_nodes_recovers_exactly(platform: Platform, tmp_path: Path):
     hit, calm, go = tmp_path / "hit", tmp_path / "calm", tmp_path / "go"
     flags = ("--epochs=4", "--samples=320")

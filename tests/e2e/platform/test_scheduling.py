@@ -10,6 +10,7 @@ from e2e.platform.harness import HERE, Platform, probe_spec
 from phalanx.schemas.api.jobs import SubmitRequest
 
 pytestmark = pytest.mark.e2e
+KEEP_WARM = 0
 POOLS = {
     "schema": 1,
     "pools": [

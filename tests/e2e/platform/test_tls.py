@@ -82,7 +82,7 @@ def test_planted_secrets_are_in_no_database_event_answer_backup_or_list_of_proce
     }
     job = platform.submit(spec)
     platform.wait_state(job, "running")
-    wait_until(lambda: PLAIN in platform.run("logs", job).stdout, "its output")
+    wait_until(lambda: PLAIN in platform.output(job), "its output")
     processes = lists_of_processes(platform)
     go.touch()
     wait_until(lambda: platform.show(job).is_terminal, "its end")

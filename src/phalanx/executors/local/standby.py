@@ -71,10 +71,16 @@ class StandbySupervisor(NoStandby):
         self._wanted = True
 
     def take(self, assignment: Assignment, path: Path) -> subprocess.Popen[bytes] | None:
-        """See `NoStandby`. A standby that does not match is ended; the next one will match."""
+        """See `NoStandby`. A standby that does not match is ended; the next one will match.
+
+        One that no job of this kind could use, as without a warm process, is kept for the next job.
+        """
+        needs = WarmNeeds.of(assignment)
         with self._lock:
+            if needs is None or not same_python(needs.python, self._python):
+                return None
             process, self._process = self._process, None
-            matches = self._remember(assignment)
+            matches = self._remember(needs)
             self._wanted = True
             if process is None:
                 return None
@@ -114,11 +120,8 @@ class StandbySupervisor(NoStandby):
             if process is not None:
                 _release(process)
 
-    def _remember(self, assignment: Assignment) -> bool:
+    def _remember(self, needs: WarmNeeds) -> bool:
         """Record what the next standby should be; returns whether the present one is that already."""
-        needs = WarmNeeds.of(assignment)
-        if needs is None or not same_python(needs.python, self._python):
-            return False
         # A standby can import more modules later; these properties it can never change.
         matches = needs.sensitive == sensitive(self._env) and not needs.is_built
         self._env, self._imports = needs.env, needs.imports

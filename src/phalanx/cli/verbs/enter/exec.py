@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,8 +18,9 @@ from phalanx.cli.client.session import connected, job_number
 from phalanx.cli.terminal.options import JobName
 from phalanx.core.tunnels.frames import FrameKind, TunnelFrame, frames_of, resize
 from phalanx.errors import UserError
-from phalanx.schemas.wire.tunnels import OpenTunnelRequest
-from phalanx.sdk.tunnels import ClientTunnel
+
+if TYPE_CHECKING:
+    from phalanx.sdk.tunnels import ClientTunnel
 
 _READ_BYTES = 1 << 15
 _LOOK_S = 0.2
@@ -42,6 +43,8 @@ def exec_(
 
     Input is passed on; the exit code is that of the command. It ends with the ranks.
     """
+    from phalanx.schemas.wire.tunnels import OpenTunnelRequest
+
     if tty and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError("--tty needs a terminal for input and output", "leave it out in a script")
     columns, rows = shutil.get_terminal_size()

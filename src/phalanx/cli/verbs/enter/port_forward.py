@@ -7,7 +7,7 @@ import itertools
 import re
 import socket
 import threading
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,8 +17,9 @@ from phalanx.cli.terminal.options import JobName
 from phalanx.cli.verbs.enter.exec import Rank
 from phalanx.core.tunnels.frames import FrameKind, TunnelFrame, frames_of
 from phalanx.errors import UserError
-from phalanx.schemas.wire.tunnels import OpenTunnelRequest
-from phalanx.sdk.tunnels import ClientTunnel
+
+if TYPE_CHECKING:
+    from phalanx.sdk.tunnels import ClientTunnel
 
 _READ_BYTES = 1 << 15
 _PORTS = re.compile(r"(?:(?P<local>\d{1,5}):)?(?P<remote>\d{1,5})")
@@ -38,6 +39,8 @@ def port_forward(
 
     It ends with Ctrl-C, and with the ranks. Every program of this machine can use the port meanwhile.
     """
+    from phalanx.schemas.wire.tunnels import OpenTunnelRequest
+
     local, remote = _ports(ports)
     wanted = OpenTunnelRequest(kind="forward", rank=rank, port=remote)
     with _listener(local) as listener:
