@@ -390,6 +390,53 @@ def test_a_missing_right_is_told_at_the_object_and_tried_again(served: ServedObj
     assert served.events() == [("PyTorchJobSubmissionFailed", said)]
 
 
+def test_pods_that_wait_say_why_once(served: ServedObjects) -> None:
+    key = served.apply(pytorchjob())
+    served.look(key)
+    uid = served.object(key)["metadata"]["uid"]
+    scheduled = {
+        "type": "PodScheduled",
+        "status": "True",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    late = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:09Z"}
+    late |= {"reason": "ReadinessGatesNotReady", "message": "a gate is closed"}
+    broken = {"reason": "ErrImagePull", "message": "team/llm:3: not found"}
+    ended = {"reason": "Error", "exitCode": 3, "message": "a record"}
+    statuses: list[Object] = [
+        {"phase": "Pending", "conditions": [late, scheduled]},
+        {
+            "phase": "Pending",
+            "containerStatuses": [{"name": "ranks", "state": {"waiting": broken}}],
+        },
+        {"phase": "Failed", "containerStatuses": [{"name": "ranks", "state": {"waiting": broken}}]},
+        {
+            "phase": "Running",
+            "containerStatuses": [
+                {"name": "ranks", "state": {"running": {}}},
+                {"name": "proxy", "state": {"terminated": ended}},
+            ],
+        },
+    ]
+    for rank, found in enumerate(statuses):
+        meta = {"name": f"phx-a1-j1-a1-n{rank}", "labels": {UID_LABEL: uid}}
+        served.api.store.create("pods", "team", {"metadata": meta, "spec": {}, "status": found})
+    served.look(key)
+    # Its next message differs, and is the same word.
+    path = "/api/v1/namespaces/team/pods/phx-a1-j1-a1-n1/status"
+    broken["message"] = "team/llm:3: not found, again"
+    body = {"status": {"containerStatuses": [{"name": "ranks", "state": {"waiting": broken}}]}}
+    served.client.call("PATCH", path, body, kind="application/merge-patch+json")
+    served.look(key)
+    told = [one for one in served.events() if one[0] != "SuccessfulCreatePod"]
+    pod = "Error pod phx-a1-j1-a1"
+    assert told == [
+        ("ReadinessGatesNotReady", f"{pod}-n0 condition message: a gate is closed"),
+        ("ErrImagePull", f"{pod}-n1 container ranks waiting message: team/llm:3: not found"),
+        ("Error", f"{pod}-n3 container proxy exitCode: 3 terminated message: a record"),
+    ]
+
+
 def test_pods_get_the_labels_of_their_roles_and_their_ends_are_told(served: ServedObjects) -> None:
     key = served.apply(pytorchjob())
     served.look(key)

@@ -19,6 +19,7 @@ from phalanx.core.serving.life import (
     next_look_s,
     reflect,
 )
+from phalanx.operator.submission import KINDS
 
 pytestmark = pytest.mark.unit
 K = ConditionKind
@@ -55,6 +56,39 @@ def served(suspended: bool, deadline_s: int | None, ttl_s: int | None) -> Served
         backoff_limit=1,
         nodes=(1, 3),
     )
+
+
+scalars = st.none() | st.booleans() | st.integers(-1, 3) | st.floats() | st.sampled_from(["", "x"])
+WORDS = [
+    *("runPolicy", "elasticPolicy", "minReplicas", "replicas", "suspend", "parallelism"),
+    *("pytorchReplicaSpecs", "Master", "worker", "restartPolicy", "replicatedJobs", "template"),
+    *("spec", "name", "conditions", "type", "status", "replicaStatuses", "active", "startTime"),
+    *("replicatedJobsStatus", "failurePolicy", "maxRestarts", "managedBy", "completions"),
+]
+anything = st.recursive(
+    scalars, lambda one: st.lists(one, max_size=2) | st.dictionaries(st.sampled_from(WORDS), one)
+)
+
+
+@example("PyTorchJob", {}, {"conditions": 1})
+@example("JobSet", {"replicatedJobs": {}}, {"conditions": [{"type": []}]})
+@given(st.sampled_from(sorted(KINDS)), anything, anything)
+def test_an_object_of_any_form_is_read_and_gets_a_status(
+    kind: str, spec: object, status: object
+) -> None:
+    """Schemas of clusters differ, and objects are older than they are."""
+    served_kind = KINDS[kind]
+    meta = {"name": "llm", "namespace": "team", "uid": "u"}
+    one = {"metadata": meta, "spec": spec, "status": status}
+    assert served_kind.is_served(one, "pytorchjob") in (True, False)
+    wanted, known = served_kind.asked_for(one), served_kind.read_status(one)
+    assert served_kind.spec_digest(one) == served_kind.spec_digest(one)
+    assert served_kind.rank_labels(wanted, 0)
+    for phase in JobPhase:
+        seen = SeenJob(phase=phase)
+        demand(known, wanted, seen, 5)
+        found = reflect(known, wanted, seen, 5).status
+        assert isinstance(served_kind.status_body(one, found, 0)["conditions"], list)
 
 
 RUNS_AND_RESTARTS = [

@@ -279,16 +279,17 @@ def _namespace_parts(namespace: Object) -> Object:
 
 
 def _meta_parts(one: Object) -> Object:
-    named = ("name", "namespace", "uid", "labels", "resourceVersion")
+    named = ("name", "namespace", "uid", "labels", "resourceVersion", "deletionTimestamp")
     return {key: value for key, value in one["metadata"].items() if key in named}
 
 
 def _pod_parts(pod: Object) -> Object:
     """What is read of a pod."""
     status = pod.get("status") or {}
+    kept = ("phase", "conditions", "containerStatuses", "initContainerStatuses")
     return {
         "metadata": _meta_parts(pod),
-        "status": {"containerStatuses": status.get("containerStatuses") or []},
+        "status": {key: status[key] for key in kept if status.get(key)},
     }
 
 

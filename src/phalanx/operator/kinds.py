@@ -105,6 +105,12 @@ def section(one: Mapping[str, Any], key: str) -> Object:
     return found if isinstance(found, dict) else {}
 
 
+def entries(one: Mapping[str, Any], key: str) -> list[Object]:
+    """The mappings in a list below a key; [] where there is none, or something else."""
+    found = one.get(key)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
 def whole(place: Mapping[str, Any], key: str) -> int | None:
     """A whole number below a key that is not negative, or None."""
     value = place.get(key)
@@ -137,5 +143,5 @@ def seconds(text: Any) -> int | None:
     """A time as Kubernetes writes it, in seconds since the epoch; None for anything else."""
     try:
         return int(datetime.fromisoformat(str(text)).timestamp()) if text else None
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

@@ -7,7 +7,16 @@ from typing import ClassVar
 
 from phalanx.core.serving.conditions import ConditionKind, Conditions, ObjectCondition, find
 from phalanx.core.serving.life import LifeStatus, NodeRange, ReplicaCounts, ServedObject
-from phalanx.operator.kinds import Object, ServedKind, copied, seconds, section, timestamp, whole
+from phalanx.operator.kinds import (
+    Object,
+    ServedKind,
+    copied,
+    entries,
+    seconds,
+    section,
+    timestamp,
+    whole,
+)
 
 MANAGER = "phalanx.dev/executor"
 """Value of `managedBy` of the objects that are served."""
@@ -62,8 +71,8 @@ class ManagedKind(ServedKind):
                 seconds(entry.get("lastTransitionTime")) or 0,
                 seconds(entry.get("lastTransitionTime")) or 0,
             )
-            for entry in status.get("conditions") or ()
-            if isinstance(entry, dict) and entry.get("type") in known
+            for entry in entries(status, "conditions")
+            if str(entry.get("type")) in known
         )
 
     def _written(self, conditions: Conditions) -> list[Object]:
@@ -197,8 +206,7 @@ class JobSetKind(ManagedKind):
             str(each.get("name")): ReplicaCounts(
                 active=pods.get(str(each.get("name")), 0) if whole(each, "active") else 0
             )
-            for each in status.get("replicatedJobsStatus") or ()
-            if isinstance(each, dict)
+            for each in entries(status, "replicatedJobsStatus")
         }
         if not counts:
             return LifeStatus(conditions, {}, None, completed_s)
@@ -239,10 +247,7 @@ def _nodes(spec: Object) -> NodeRange | None:
 
 def _replicated(one: Object) -> dict[str, Object]:
     """The replicated jobs of a JobSet by their names, in order."""
-    entries = section(one, "spec").get("replicatedJobs")
-    found = (
-        [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
-    )
+    found = entries(section(one, "spec"), "replicatedJobs")
     return {str(each.get("name", "")): each for each in found}
 
 

@@ -11,6 +11,7 @@ from phalanx.operator.kinds import (
     Object,
     ServedKind,
     copied,
+    entries,
     seconds,
     section,
     timestamp,
@@ -54,6 +55,11 @@ class PyTorchJobKind(ServedKind):
             ttl_s=whole(policy, "ttlSecondsAfterFinished"),
             backoff_limit=whole(policy, "backoffLimit"),
             nodes=_elastic_nodes(one, counts),
+            by_exit_code=frozenset(
+                name
+                for name, role in _roles(one).items()
+                if role.get("restartPolicy") == "ExitCode"
+            ),
         )
 
     def fixed_spec(self, one: Object) -> Object:
@@ -159,8 +165,8 @@ def _elastic_nodes(one: Object, counts: Mapping[str, int | None]) -> NodeRange |
 
 def _conditions(status: Object) -> list[ObjectCondition]:
     found = []
-    for entry in status.get("conditions") or ():
-        if isinstance(entry, dict) and entry.get("type"):
+    for entry in entries(status, "conditions"):
+        if entry.get("type"):
             updated_s = seconds(entry.get("lastUpdateTime")) or 0
             found.append(
                 ObjectCondition(

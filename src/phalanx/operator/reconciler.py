@@ -16,10 +16,10 @@ from phalanx.errors import (
     SpecInvalid,
     TooLarge,
 )
-from phalanx.executors.kubernetes.manifests import CONTAINER
 from phalanx.operator.cluster import ServedCluster
 from phalanx.operator.control_plane import ObjectJobs, seen, uid_of
 from phalanx.operator.kinds import Object, ObjectKey
+from phalanx.operator.pod_events import exit_code, node_rank, troubles
 from phalanx.operator.submission import KINDS, SPEC_LABEL, SubmissionTarget, submission
 from phalanx.schemas.api.jobs import JobView
 
@@ -176,14 +176,16 @@ class Reconciler:
         for pod in self.cluster.pods(uid):
             meta = pod["metadata"]
             here[meta["uid"]] = meta["name"]
-            labels = KINDS[key.kind].rank_labels(what, _node_rank(meta["name"]))
+            labels = KINDS[key.kind].rank_labels(what, node_rank(meta["name"]))
             if not labels.keys() <= meta["labels"].keys():
                 said = f"Created pod: {meta['name']}"
                 self._tell_pod(key, one, "SuccessfulCreatePod", said, meta, now_s)
                 # Pods of a pool with a namespace of its own are not found by selectors of this one.
                 if meta["namespace"] == key.namespace:
                     self.cluster.label_pod(pod, labels)
-            code = _exit_code(pod)
+            for event in troubles(pod):
+                self.cluster.tell(key, one, event, now_s)
+            code = exit_code(pod)
             if code is not None:
                 said = f"Pod: {meta['namespace']}.{meta['name']} exited with code {code}"
                 self._tell_pod(key, one, "ExitedWithCode", said, meta, now_s)
@@ -200,20 +202,6 @@ class Reconciler:
         self, key: ObjectKey, one: Object, reason: str, said: str, meta: Object, now_s: int
     ) -> None:
         self.cluster.tell(key, one, ObjectEvent(reason, said, about=meta["uid"]), now_s)
-
-
-def _node_rank(pod: str) -> int:
-    """The node rank of a pod: its name ends with it."""
-    text = pod.rpartition("-n")[2]
-    return int(text) if text.isdecimal() else 0
-
-
-def _exit_code(pod: Object) -> int | None:
-    for one in pod["status"]["containerStatuses"]:
-        ended = (one.get("state") or {}).get("terminated")
-        if one.get("name") == CONTAINER and ended:
-            return int(ended.get("exitCode", 0))
-    return None
 
 
 def _text(error: Exception) -> str:

@@ -21,6 +21,7 @@ from phalanx.core.serving.conditions import (
 
 NodeRange = tuple[int, int]
 """The least and the most nodes of a job."""
+_MASTER = "Master"
 
 
 class JobPhase(StrEnum):
@@ -73,11 +74,12 @@ class ServedObject:
     ttl_s: int | None = None  # from its end
     backoff_limit: int | None = None  # restarts
     nodes: NodeRange | None = None  # where it may change while the object lives
+    by_exit_code: frozenset[str] = frozenset()  # roles that restart after some exit codes only
 
     @property
     def has_master(self) -> bool:
         """Whether one replica stands for the whole job."""
-        return "Master" in self.replicas
+        return _MASTER in self.replicas
 
     def role_of(self, node_rank: int) -> str:
         """The role of a node rank: roles have theirs in order; later ones belong to the last role."""
@@ -352,6 +354,9 @@ def _restart_text(change: _Change, seen: SeenJob) -> str:
     role, name = seen.failed_role, f"{change.asked.kind} {change.asked.name}"
     if not role:
         return f"{name} is restarting."
+    if role == _MASTER:
+        # Nothing of the job runs without it: the training-operator then leaves its first message.
+        return f"job {change.asked.name} is restarting because {role} replica(s) failed."
     count = max(1, seen.replicas.get(role, ReplicaCounts()).failed)
     return f"{name} is restarting because {count} {role} replica(s) failed."
 
@@ -388,7 +393,13 @@ def _failed(change: _Change, seen: SeenJob) -> None:
     if seen.no_more_restarts and change.asked.backoff_limit is not None:
         _fail(change, "has failed because it has reached the specified backoff limit", job=True)
         return
-    role = seen.failed_role or next(iter(change.asked.replicas))
+    role = seen.failed_role or next(iter(change.asked.replicas), "Worker")
+    if role in change.asked.by_exit_code:
+        said = f'job "{change.asked.name}" is failing because "{role}" replica(s) failed.'
+        change.tell("Failed", f"{said} {seen.message}".rstrip(), warning=True)
+        change.complete()
+        change.put(ConditionKind.FAILED, f"{said} {seen.message}".rstrip())
+        return
     count = max(1, seen.replicas.get(role, ReplicaCounts()).failed)
     why = f"is failed because {count} {role} replica(s) failed."
     _fail(change, f"{why} {seen.message}".rstrip())

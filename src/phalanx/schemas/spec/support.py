@@ -223,6 +223,11 @@ def _framework_problems(spec: JobSpec, plan: RolePlan, at: str) -> list[Problem]
     known = ", ".join(one.name for one in REGISTRY.values() if able(one))
     where = "on nodes that differ" if one_world else "in a gang with several roles"
     said = f"not supported {where}; write one of {known}"
+    if one_world and framework(plan.framework).one_rank_per_node:
+        said = (
+            f"{plan.framework} starts an equal number of processes on each node: give all nodes the "
+            f"same resources, in one role with `resources.nodes`; or write one of {known}"
+        )
     return [Problem(f"{at}framework", said, plan.framework)]
 
 
@@ -256,7 +261,11 @@ def _faults(plan: RolePlan, at: str) -> list[Problem]:
     if plan.run is None:
         found.append(Problem(f"{at}run", "is required: the job has no `run` of its own"))
     if not plan.need.nodes.is_number:
-        said = "a gang with several roles has a fixed size; write one number"
+        said = (
+            f"a gang with several roles has a fixed size: write one number, such as "
+            f"{plan.need.nodes.high or plan.need.nodes.low}; only nodes that are all alike, in a job "
+            "with one role, may become more and fewer"
+        )
         found.append(Problem(f"{at}resources.nodes", said))
     if plan.leads and not plan.required:
         said = "must be true for the first role; list a required role first"

@@ -41,6 +41,7 @@ def wanted_of(life: dict[str, Any], step: dict[str, Any]) -> ServedObject:
         deadline_s=life.get("deadline"),
         ttl_s=life.get("ttl"),
         backoff_limit=life.get("backoff"),
+        by_exit_code=frozenset(role for role, text in life["roles"].items() if "ExitCode" in text),
     )
 
 

@@ -88,9 +88,18 @@ def test_what_a_role_of_a_shared_world_cannot_say_of_its_own():
     assert "cannot go on" in said(two % ("", ", required: false"))["roles.b.required"]
     assert "that of worker" in said(two % ("", ", training: {strategy: fsdp}"))["roles.b.training"]
     assert said(two % ("framework: tensorflow,", "")) == said(two % ("framework: ray,", "")) == {}
-    assert "torch, jax, tensorflow" in said(two % ("framework: mpi,", ""))["framework"]
+    for name in ("mpi", "optuna"):
+        found = said(two % (f"framework: {name},", ""))["framework"]
+        assert found.startswith(
+            f"{name} starts an equal number of processes on each node: give all"
+        )
+        assert "in one role with `resources.nodes`; or write one of torch, jax, tensorflow" in found
     elastic = "{run: x, resources: {nodes: 2..4}, roles: {b: {world: shared}}}"
-    assert "fixed size" in said(elastic)["resources.nodes"]
+    assert (
+        "write one number, such as 4; only nodes that are all" in said(elastic)["resources.nodes"]
+    )
+    inside = "{run: x, roles: {b: {world: shared, nodes: 2..3}}}"
+    assert "such as 3" in said(inside)["roles.b.resources.nodes"]
     first = said("{roles: {a: {run: x, world: shared}}}")
     assert "has a world of its own" in first["roles.a.world"]
     with pytest.raises(SpecInvalid, match="world"):
