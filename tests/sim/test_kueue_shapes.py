@@ -33,7 +33,7 @@ def test_the_parameters_are_theirs(bench: ModuleType, name: str) -> None:
     assert bench.of_config(path) == bench.SHAPES[name]
 
 
-@pytest.mark.parametrize("name", ["baseline", "tas"])
+@pytest.mark.parametrize("name", ["baseline", pytest.param("tas", marks=pytest.mark.extras)])
 def test_a_small_part_runs_to_the_end(
     bench: ModuleType, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

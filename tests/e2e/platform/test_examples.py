@@ -20,7 +20,14 @@ def follow(platform: Platform, spec: str) -> tuple[str, str]:
     return platform.jobs()[0].label, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["fsdp", "bf16", "guards", "diloco", "server"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp",
+        "diloco",
+        *(pytest.param(one, marks=pytest.mark.proof) for one in ("bf16", "guards", "server")),
+    ],
+)
 def test_strategies(platform: Platform, name: str):
     job, text = follow(platform, f"strategies/{name}.yaml")
     view = platform.show(job)

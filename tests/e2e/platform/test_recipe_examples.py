@@ -46,10 +46,7 @@ MODELS = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.proof if name in ("vit", "bert") else ())
-        for name in MODELS
-    ],
+    [pytest.param(name, marks=() if name == "gpt" else pytest.mark.proof) for name in MODELS],
 )
 def test_an_example_is_killed_paused_resumed_and_exported(
     platform: Platform, tmp_path: Path, name: str

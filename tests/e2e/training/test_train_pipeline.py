@@ -22,6 +22,7 @@ def parallel(gang):
     return make
 
 
+@pytest.mark.extras
 def test_killed_and_resumed_the_weights_are_bit_identical(parallel):
     # A default type that is not the loss's: what ranks send each other may not depend on it.
     args = ("--micro-batches", "4", "--dtype", "float64")

@@ -81,11 +81,15 @@ def judge(shape: Callable[[int, random.Random], float], noise: float, score: Sco
     ("name", "false", "double", "triple"),
     [
         ("steady", 0.01, 0.75, 0.97),
-        ("weekends at a quarter", 0.01, 0.75, 0.97),
+        pytest.param("weekends at a quarter", 0.01, 0.75, 0.97, marks=pytest.mark.extras),
         ("weekends without use", 0.015, 0.8, 0.97),
-        ("grows by 2 % of the first day, each day", 0.01, 0.8, 0.97),
-        ("grows by 1 % of the day before", 0.01, 0.8, 0.97),
-        ("shrinks by 1.5 % of the day before", 0.01, 0.6, 0.9),
+        pytest.param(
+            "grows by 2 % of the first day, each day", 0.01, 0.8, 0.97, marks=pytest.mark.extras
+        ),
+        pytest.param("grows by 1 % of the day before", 0.01, 0.8, 0.97, marks=pytest.mark.extras),
+        pytest.param(
+            "shrinks by 1.5 % of the day before", 0.01, 0.6, 0.9, marks=pytest.mark.extras
+        ),
         ("every second day, at random", 0.01, 0.4, 0.85),
     ],
 )
