@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from phalanx.core.metrics.aliases import ALIASES
 from phalanx.core.metrics.catalogue import GROUPS
 from phalanx.core.metrics.family import Family, MetricOrigin
 
@@ -316,6 +317,11 @@ def metric_tables(table: Table) -> str:
     for title, group in GROUPS:
         parts += [f"### {title}", "", table(heads, [_metric(one) for one in group])]
     return "\n".join(parts)
+
+
+def alias_rows() -> list[list[str]]:
+    """Every recorded name with its meaning and the query behind it."""
+    return [[f"`{one.name}`", one.help, f"`{one.query}`"] for one in ALIASES]
 
 
 def _metric(one: Family) -> list[str]:

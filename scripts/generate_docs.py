@@ -543,7 +543,10 @@ def grpc_page() -> str:
 
 
 def metrics_page() -> str:
-    tables = {"catalogue": api_reference.metric_tables(table)}
+    tables = {
+        "catalogue": api_reference.metric_tables(table),
+        "aliases": table(["name", "meaning", "query"], api_reference.alias_rows()),
+    }
     return api_reference.with_tables(REFERENCE / "metrics.md", tables)
 
 

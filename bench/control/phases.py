@@ -20,6 +20,7 @@ from phalanx.kit.clock import SystemClock
 from phalanx.kit.garbage import tune_for_long_lived_process
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.server.app import build_context
+from phalanx.server.context import Context
 from phalanx.server.settings import Settings
 from phalanx.services.batches.submit import submit_batch
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
@@ -40,15 +41,18 @@ def report(databases: tuple[str, ...], size: int, profile: str) -> bool:
         with (
             tempfile.TemporaryDirectory(prefix="phalanx-bench-") as folder,
             database(name, Path(folder)) as (url, _),
-            _platform(Path(folder), url) as made,
+            opened(Path(folder), url, _SLOTS) as (context, executor),
         ):
-            _measure(name, *made, size, profile)
+            _measure(name, context.platform, executor, size, profile)
     return True
 
 
 @contextlib.contextmanager
-def _platform(folder: Path, url: str) -> Iterator[tuple[Platform, NoopExecutor]]:
-    home, executor = prepare_home(folder / "home"), NoopExecutor(_SLOTS)
+def opened(
+    folder: Path, url: str, num_slots: int, *, stays: bool = False
+) -> Iterator[tuple[Context, NoopExecutor]]:
+    """A control plane in this process that does not run by itself, with an executor without processes."""
+    home, executor = prepare_home(folder / "home"), NoopExecutor(num_slots, stays=stays)
     store = open_store(url or home.database_file)
     context = build_context(
         store=store,
@@ -61,7 +65,7 @@ def _platform(folder: Path, url: str) -> Iterator[tuple[Platform, NoopExecutor]]
     )
     executor.platform = context.platform
     try:
-        yield context.platform, executor
+        yield context, executor
     finally:
         store.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -238,6 +239,18 @@ def test_a_family_outside_the_catalogue_cannot_be_exported() -> None:
         Sheet().put("phalanx_operator_contact", 1)
     with pytest.raises(ValueError, match="shorter"):
         Sheet().put("phalanx_jobs", 1)
+
+
+def test_label_values_of_scripts_are_escaped_and_every_number_is_written() -> None:
+    sheet = Sheet()
+    odd = {'a"b': math.inf, "c\\d": -math.inf, "e\nf": 1e300, 'back\\"': 0.1}
+    for name, number in odd.items():
+        sheet.put("training_metric", number, "p", "j-1", "j-1", name)
+    sheet.put("training_loss", math.nan, "p", "j-1", "j-1")
+    families = {one.name: one for one in text_string_to_metric_families(sheet.text().decode())}
+    read = {one.labels["name"]: one.value for one in families["training_metric"].samples}
+    assert read == odd
+    assert math.isnan(families["training_loss"].samples[0].value)
 
 
 def test_the_operator_exports_its_part_of_the_catalogue() -> None:

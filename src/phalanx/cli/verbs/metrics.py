@@ -1,4 +1,4 @@
-"""The verb metrics."""
+"""The verbs metrics, report and prometheus-rules."""
 
 from __future__ import annotations
 
@@ -77,6 +77,15 @@ def lost_time(series: Sequence[MetricSeries]) -> list[str]:
         if mean > WORTH_SAYING:
             found.append(f"rank {one.rank} spends {mean:.0%} of its time waiting for data")
     return found
+
+
+def prometheus_rules() -> None:
+    """Print recording rules for Prometheus: names of metrics that other platforms have."""
+    import yaml
+
+    from phalanx.core.metrics.aliases import rule_file
+
+    typer.echo(yaml.safe_dump(rule_file(), sort_keys=False, width=10_000), nl=False)
 
 
 def report(

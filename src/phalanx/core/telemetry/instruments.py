@@ -20,6 +20,8 @@ BOUNDS = tuple(float(one) for one in _BOUNDS_TEXT.split())
 WORTH_SAYING = 0.1
 """The share of the time lost to waiting for data that a user is told about."""
 
+SUM_PART = -1
+"""Stands for the sum of a histogram among its buckets."""
 _MARK = "|"
 _SUM = "sum"
 
@@ -118,15 +120,12 @@ class Distribution:
         """Nothing observed yet."""
         return cls([0] * (len(BOUNDS) + 1))
 
-    def add_part(self, part: str, value: float) -> None:
-        """Add one part of a window: `part` is what stands behind the name's mark.
-
-        Unknown parts are ignored.
-        """
-        if part == _SUM:
+    def add(self, part: int, value: float) -> None:
+        """Add one part of a window: the count of a bucket, or of `SUM_PART` the sum of its durations."""
+        if part == SUM_PART:
             self.total_s += value
-        elif part.isdecimal() and int(part) < len(self.counts):
-            self.counts[int(part)] += int(value)
+        else:
+            self.counts[part] += int(value)
 
     def cumulative(self) -> list[tuple[str, int]]:
         """Pairs of (upper bound, observations up to it), as in Prometheus."""
@@ -137,11 +136,12 @@ class Distribution:
         return found
 
 
-def split_part(name: str) -> tuple[str, str]:
-    """(name, part) of what `bucket_name` and `sum_name` made."""
-    base, _, part = name.partition(_MARK)
-    return base, part
-
-
 def _text(bound: float) -> str:
     return f"{bound:f}".rstrip("0") if bound < 1 else str(bound)
+
+
+PARTS: Mapping[str, tuple[str, int]] = {
+    **{bucket_name(name, at): (name, at) for name in _HISTOGRAMS for at in range(len(BOUNDS) + 1)},
+    **{sum_name(name): (name, SUM_PART) for name in _HISTOGRAMS},
+}
+"""The histogram and the bucket of each name of a part; those of another release are not among them."""

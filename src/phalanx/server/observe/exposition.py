@@ -9,8 +9,6 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from prometheus_client.exposition import generate_latest
-
 from phalanx.core.cost.totals import Totals
 from phalanx.server.context import Context
 from phalanx.server.observe import platform as families
@@ -84,7 +82,7 @@ class Exposition:
             LiveSeries(sheet, max_series).put(stored.there.live, self._jobs)
             sheet.put("phalanx_scrape_seconds", self._took_s)
             sheet.put("phalanx_scrape_series", sheet.num_series + 1)
-            text = generate_latest(sheet)
+            text = sheet.text()
             self._took_s = max(0.0, self._context.clock.monotonic() - began)
         return text
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from phalanx.core.contract.records import MetricPoint
 from phalanx.core.metrics import training as limits
-from phalanx.core.metrics.training import is_per_job
-from phalanx.core.telemetry.instruments import INSTRUMENTS, Distribution, Kind, is_part, split_part
+from phalanx.core.metrics.training import STEP_TIME
+from phalanx.core.telemetry.instruments import INSTRUMENTS, PARTS, Distribution, Kind, is_part
 
 LOSSES = ("loss", "train_loss")
 ACCURACIES = ("accuracy", "acc", "train_acc", "train_accuracy")
@@ -46,10 +46,13 @@ class JobSeries:
         """Add new points."""
         for point in points:
             for name, value in point.values.items():
-                if is_part(name):
-                    self._part(point.rank, *split_part(name), value)
+                part = PARTS.get(name)
+                if part is not None:
+                    self._part(point.rank, *part, value)
                 elif name in INSTRUMENTS:
                     self._own(point.rank, name, value)
+                elif is_part(name):
+                    continue  # of another release
                 elif point.rank == 0:
                     self._named(name, value)
 
@@ -75,18 +78,18 @@ class JobSeries:
         if series is not None:
             series.add(name, value)
 
-    def _part(self, rank: int, name: str, part: str, value: float) -> None:
+    def _part(self, rank: int, name: str, index: int, value: float) -> None:
         """Add a part of a distribution: to that of its rank, or of the whole job."""
-        instrument = INSTRUMENTS.get(name)
-        if instrument is None:
-            return
-        if is_per_job(instrument):
-            self.sections.setdefault(name, Distribution.empty()).add_part(part, value)
-            return
-        series = self._rank(rank)
-        if series is not None:
-            series.steps = series.steps or Distribution.empty()
-            series.steps.add_part(part, value)
+        if name != STEP_TIME:
+            found = self.sections.get(name)
+            if found is None:
+                found = self.sections[name] = Distribution.empty()
+        else:
+            series = self._rank(rank)
+            if series is None:
+                return
+            found = series.steps = series.steps or Distribution.empty()
+        found.add(index, value)
 
     def _named(self, name: str, value: float) -> None:
         if name in self.values or len(self.values) < limits.MAX_NAMES:
