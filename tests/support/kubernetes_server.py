@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import httpx
+import pytest
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -26,7 +27,16 @@ PROGRAMS = ("kube-apiserver", "etcd", "kubectl")
 VARIABLE = "KUBEBUILDER_ASSETS"
 # What `deploy/kubernetes/base/rbac.yaml` grants to the control plane's service account.
 SHIPPED_USER = "system:serviceaccount:phalanx-system:phalanx"
-_COLLECTED = ("pods", "secrets", "configmaps", "services")
+# And `deploy/kubernetes/operator/rbac.yaml` to the operator's.
+OPERATOR_USER = "system:serviceaccount:phalanx-system:phalanx-operator"
+# The CustomResourceDefinitions of other projects lie beside the checkouts of some machines.
+_FOLDERS = [one / "shared" / "crds" for one in Path(__file__).parents]
+DEFINITIONS = next((one for one in _FOLDERS if one.is_dir()), Path("crds"))
+_DEFINED = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_COLLECTED = [
+    *(f"/api/v1/namespaces/{{}}/{one}" for one in ("pods", "secrets", "configmaps", "services")),
+    "/apis/kueue.x-k8s.io/v1beta2/namespaces/{}/workloads",
+]
 
 
 def missing():
@@ -44,7 +54,8 @@ class KubernetesServer:
     def __init__(self, root):
         self.root = root
         self.programs = Path(os.environ[VARIABLE])
-        self._tokens = {"admin": secrets.token_hex(16), SHIPPED_USER: secrets.token_hex(16)}
+        users = ("admin", SHIPPED_USER, OPERATOR_USER)
+        self._tokens = {name: secrets.token_hex(16) for name in users}
         self._etcd_url = f"http://127.0.0.1:{free_port()}"
         self._port = free_port()
         self._etcd = self._api = None
@@ -150,9 +161,12 @@ class KubernetesServer:
             )
         )
         tokens = self.root / "tokens.csv"
+        groups = dict.fromkeys(self._tokens, '"system:serviceaccounts,system:authenticated"')
+        groups["admin"] = "system:masters"
         tokens.write_text(
-            f"{self._tokens['admin']},admin,1,system:masters\n"
-            f'{self._tokens[SHIPPED_USER]},{SHIPPED_USER},2,"system:serviceaccounts,system:authenticated"\n'
+            "".join(
+                f"{token},{name},{name},{groups[name]}\n" for name, token in self._tokens.items()
+            )
         )
         tokens.chmod(0o600)
         self.start_api()
@@ -188,17 +202,57 @@ class KubernetesServer:
         return answer.status_code == 200
 
 
+def install(client, body):
+    """Let an API server have the kind of a CustomResourceDefinition; it may have it already."""
+    try:
+        client.call("POST", _DEFINED, body)
+    except KubernetesRefused as refused:
+        if refused.reason != "AlreadyExists":
+            raise
+
+    def serves():
+        found = client.get(f"{_DEFINED}/{body['metadata']['name']}") or {}
+        told = found.get("status", {}).get("conditions") or ()
+        return any(one["type"] == "Established" and one["status"] == "True" for one in told)
+
+    wait_until(serves, f"the kind {body['metadata']['name']}")
+    spec = body["spec"]
+    version = next(one["name"] for one in spec["versions"] if one["storage"])
+    path = f"/apis/{spec['group']}/{version}/{spec['names']['plural']}"
+    # It is served a moment after that was told.
+    wait_until(lambda: client.get(path) is not None, f"objects at {path}")
+    return path
+
+
+def remove_definition(client, name):
+    """Remove a kind, with all of its objects."""
+    with contextlib.suppress(KubernetesRefused):
+        client.call("DELETE", f"{_DEFINED}/{name}")
+    wait_until(lambda: client.get(f"{_DEFINED}/{name}") is None, f"the end of the kind {name}", 60)
+
+
+def definition(name):
+    """The CustomResourceDefinition of another project in a file below `DEFINITIONS`, or skip."""
+    file = DEFINITIONS / name
+    if not file.exists():
+        pytest.skip(f"there is no {file}")
+    return yaml.safe_load(file.read_text())
+
+
 def collect_garbage(client, namespace):
     """Delete the objects of a namespace that only objects which no longer exist own; one round."""
-    found = {
-        plural: client.list(f"/api/v1/namespaces/{namespace}/{plural}").items
-        for plural in _COLLECTED
-    }
+    found = {}
+    for path in (one.format(namespace) for one in _COLLECTED):
+        try:
+            found[path] = client.list(path).items
+        except KubernetesRefused as refused:
+            if refused.status != 404:  # a cluster without this kind
+                raise
     uids = {one["metadata"]["uid"] for items in found.values() for one in items}
-    for plural, items in found.items():
+    for path, items in found.items():
         for one in items:
             owners = one["metadata"].get("ownerReferences") or []
             if owners and not any(owner["uid"] in uids for owner in owners):
-                path = f"/api/v1/namespaces/{namespace}/{plural}/{one['metadata']['name']}"
+                own = f"{path}/{one['metadata']['name']}"
                 with contextlib.suppress(KubernetesRefused):
-                    client.call("DELETE", path, {"preconditions": {"uid": one["metadata"]["uid"]}})
+                    client.call("DELETE", own, {"preconditions": {"uid": one["metadata"]["uid"]}})

@@ -8,30 +8,52 @@ import pytest
 import yaml
 
 from phalanx.executors.kubernetes.client import MERGE_PATCH, KubernetesRefused
-from phalanx.executors.kubernetes.scaling.provisioning import is_served
 from phalanx.testing.kubernetes.api import FakeKubernetes
 from phalanx.testing.kubernetes.autoscaler import GROUP, REQUESTS
 from phalanx.testing.kubernetes.kubelet import ProcessKubelet
+from phalanx.testing.kubernetes.queues import FakeKueue
 from support import kubernetes_server
-from support.kubernetes_server import SHIPPED_USER, KubernetesServer
+from support.kubernetes_server import OPERATOR_USER, SHIPPED_USER, KubernetesServer
+from support.pod_webhook import CONFIGURATIONS, PodWebhook
 from support.waiting import wait_until
 
 NAMESPACES = ("phalanx-default", "phalanx-tests")
-RIGHTS = Path(__file__).parents[3] / "deploy" / "kubernetes" / "base" / "rbac.yaml"
+DEPLOY = Path(__file__).parents[3] / "deploy" / "kubernetes"
+RIGHTS, OPERATOR_RIGHTS = DEPLOY / "base" / "rbac.yaml", DEPLOY / "operator" / "rbac.yaml"
+# Kinds of other projects that are served: their own definition, and one with their fields for the fake.
+SERVED = {
+    "pytorchjobs": "training-operator-v1/kubeflow.org_pytorchjobs.yaml",
+    "jobsets": "jobset/jobset.x-k8s.io_jobsets.yaml",
+}
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "operator"
 _KINDS = ("pods", "secrets", "configmaps")
 
 
 class KubernetesCluster:
-    """An API server with a process kubelet. `kubeconfig` is the access of the control plane."""
+    """An API server with a process kubelet.
 
-    def __init__(self, root, kubeconfig, admin):
+    `kubeconfig` is the access of the control plane, `operator` that of `phalanx operator`, `admin` that of
+    people who may do everything.
+    """
+
+    def __init__(self, root, kubeconfig, operator, admin):
         self.root = root
-        self.kubeconfig = kubeconfig
+        self.kubeconfig, self.operator, self.admin = kubeconfig, operator, admin
         self.kubelet = ProcessKubelet(admin, root)
+        self.kueue = None
 
     def add_nodes(self, count):
         for number in range(count):
             self.kubelet.add_node(f"node-{number}")
+
+    def label(self, namespace, labels):
+        """Set labels of a namespace; None removes one."""
+        path = f"/api/v1/namespaces/{namespace}"
+        self.kubelet.client.call("PATCH", path, {"metadata": {"labels": labels}}, kind=MERGE_PATCH)
+
+    def start_kueue(self):
+        """Let the cluster have Kueue, as `kueue`: its kind of objects, its webhook, its controller."""
+        self.kueue = FakeKueue(self.admin)
 
     def objects(self, plural):
         """The names of all objects of a kind, in all namespaces."""
@@ -53,9 +75,17 @@ class FakeCluster(KubernetesCluster):
     def __init__(self, root):
         self.api = FakeKubernetes()
         path = self.api.kubeconfig(root / "kubeconfig")
-        super().__init__(root, path, path)
-        for name in NAMESPACES:
+        super().__init__(root, path, path, path)
+        for name in (*NAMESPACES, "kube-system"):
             self.api.add_namespace(name)
+
+    def serve(self, plural):
+        """Let the cluster have a kind of another project."""
+        self.api.add_custom(FIXTURES / f"{plural}.yaml")
+
+    def start_kueue(self):
+        super().start_kueue()
+        self.api.webhook = lambda pod: self.kueue.hold(pod)
 
     def away(self):
         """Switch the API server off; its history is lost."""
@@ -82,6 +112,8 @@ class FakeCluster(KubernetesCluster):
         self.api.groups[GROUP] = (REQUESTS,)
 
     def close(self):
+        if self.kueue is not None:
+            self.kueue.close()
         self.kubelet.close()
         self.api.close()
 
@@ -91,9 +123,10 @@ class ServerCluster(KubernetesCluster):
 
     def __init__(self, root, server):
         self.server = server
-        admin = server.root / "admin"
         self._changed = []
-        super().__init__(root, server.kubeconfig(root / "kubeconfig", SHIPPED_USER), admin)
+        own = server.kubeconfig(root / "kubeconfig", SHIPPED_USER)
+        operator = server.kubeconfig(root / "operator-kubeconfig", OPERATOR_USER)
+        super().__init__(root, own, operator, server.root / "admin")
         self._closed = threading.Event()
         self._garbage = threading.Thread(target=self._collect, daemon=True)
         self._garbage.start()
@@ -119,8 +152,41 @@ class ServerCluster(KubernetesCluster):
 
     def restrict(self, namespace):
         """Let a namespace enforce the Pod Security profile restricted."""
-        self._label(namespace, "restricted")
-        self._changed.append(lambda: self._label(namespace, "privileged"))
+        self.label(namespace, {"pod-security.kubernetes.io/enforce": "restricted"})
+
+    def label(self, namespace, labels):
+        """See `KubernetesCluster`. The labels are as before when the cluster is closed."""
+        path = f"/api/v1/namespaces/{namespace}"
+        known = self.kubelet.client.call("GET", path)["metadata"].get("labels") or {}
+        before = {name: known.get(name) for name in labels}
+        super().label(namespace, labels)
+        self._changed.append(lambda: KubernetesCluster.label(self, namespace, before))
+
+    def serve(self, plural):
+        """Let the cluster have a kind of another project, as that project defines it."""
+        self._install(kubernetes_server.definition(SERVED[plural]))
+
+    def start_kueue(self):
+        self._install(kubernetes_server.definition("kueue/kueue.x-k8s.io_workloads.yaml"))
+        super().start_kueue()
+        self._changed.append(self.kueue.close)
+        webhook = PodWebhook(self.root, lambda pod: self.kueue.hold(pod))
+        self._changed.append(webhook.close)
+        client, body = self.kubelet.client, webhook.configuration(NAMESPACES)
+        client.call("POST", CONFIGURATIONS, body)
+        own = f"{CONFIGURATIONS}/{body['metadata']['name']}"
+        self._changed.append(lambda: self.kubelet.client.call("DELETE", own))
+        labels = {"kueue.x-k8s.io/queue-name": "team"}
+        pod = {"metadata": {"name": "tried", "labels": labels}}
+        pod["spec"] = {"containers": [{"name": "main", "image": "phalanx:test"}]}
+        path = f"/api/v1/namespaces/{NAMESPACES[0]}/pods"
+        # The API server asks it a moment later.
+        wait_until(
+            lambda: client.call("POST", path, pod, query={"dryRun": "All"})["spec"].get(
+                "schedulingGates"
+            ),
+            "the webhook",
+        )
 
     def serve_provisioning_requests(self):
         """Let the cluster have the kind ProvisioningRequest."""
@@ -149,13 +215,7 @@ class ServerCluster(KubernetesCluster):
                 ],
             },
         }
-        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        client = self.kubelet.client
-        client.call("POST", path, body)
-        self._changed.append(
-            lambda: self.kubelet.client.call("DELETE", f"{path}/{body['metadata']['name']}")
-        )
-        wait_until(lambda: is_served(client), "the new kind")
+        self._install(body)
 
     def close(self):
         self._closed.set()
@@ -163,16 +223,16 @@ class ServerCluster(KubernetesCluster):
         self.kubelet.close()
         self.kubelet = ProcessKubelet(self.server.root / "admin", self.root / "last")
         try:
-            for undo in self._changed:
+            for undo in reversed(self._changed):
                 undo()
             self._empty()
         finally:
             self.kubelet.close()
 
-    def _label(self, namespace, level):
-        body = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": level}}}
-        path = f"/api/v1/namespaces/{namespace}"
-        self.kubelet.client.call("PATCH", path, body, kind=MERGE_PATCH)
+    def _install(self, body):
+        kubernetes_server.install(self.kubelet.client, body)
+        name = body["metadata"]["name"]
+        self._changed.append(lambda: kubernetes_server.remove_definition(self.kubelet.client, name))
 
     def _collect(self):
         while not self._closed.wait(0.5):
@@ -184,7 +244,7 @@ class ServerCluster(KubernetesCluster):
     def _empty(self):
         """Remove what a test left, whether it failed or not."""
         client = self.kubelet.client
-        for plural in (*_KINDS, "services", "persistentvolumeclaims"):
+        for plural in (*_KINDS, "services", "persistentvolumeclaims", "events"):
             for _, namespace, name in self.objects(plural):
                 path = f"/api/v1/namespaces/{namespace}/{plural}/{name}"
                 with contextlib.suppress(KubernetesRefused):
@@ -208,16 +268,25 @@ def api_server(tmp_path_factory):
             if one["metadata"].get("namespace") == NAMESPACES[0] or one["kind"] == "Namespace"
         ]
         server.apply(rights)
+        server.apply(OPERATOR_RIGHTS.read_text())
         server.apply(yaml.safe_dump_all(own).replace(*NAMESPACES))
         yield server
 
 
-@pytest.fixture(params=["fake", pytest.param("server", marks=pytest.mark.extras)])
-def cluster(request, tmp_path):
-    """The fake API server, and a real one."""
+CLUSTERS = ("fake", pytest.param("server", marks=pytest.mark.extras))
+"""The fake API server, and a real one."""
+
+
+def cluster_of(request, root):
+    """The cluster of a fixture with the parameters `CLUSTERS`."""
     if request.param == "fake":
-        made = FakeCluster(tmp_path)
-    else:
-        made = ServerCluster(tmp_path, request.getfixturevalue("api_server"))
+        return FakeCluster(root)
+    return ServerCluster(root, request.getfixturevalue("api_server"))
+
+
+@pytest.fixture(params=CLUSTERS)
+def cluster(request, tmp_path):
+    """One cluster after the other."""
+    made = cluster_of(request, tmp_path)
     yield made
     made.close()

@@ -41,7 +41,6 @@ def left(cluster):
     return wait_until(lambda: cluster.left() == [], "an empty cluster")
 
 
-@pytest.mark.parametrize("cluster", ["fake"], indirect=True)
 def test_another_control_plane_lists_and_removes_what_was_left(gone, other, cluster):
     (found,) = other.leftovers("kube")
     assert (found.owner, found.is_own, found.num_pods) == ("a1b2", False, 1)
@@ -53,19 +52,22 @@ def test_another_control_plane_lists_and_removes_what_was_left(gone, other, clus
     assert other.leftovers("kube") == []
 
 
-@pytest.mark.parametrize("cluster", ["fake"], indirect=True)
 def test_pods_of_other_programs_and_of_another_pool_stay(gone, other, cluster, tmp_path):
     own = {"phalanx.dev/owner": "e5f6", "phalanx.dev/pool": "second"}
     pods = (("phalanx-tests", "p1", own), ("phalanx-tests", "p2", {}), ("kube-system", "p3", own))
-    cluster.api.add_namespace("kube-system")
+    client, gate = cluster.kubelet.client, {"name": "tests.invalid/never"}
     for namespace, name, labels in pods:
-        body = {"metadata": {"name": name, "labels": labels}, "spec": {"schedulingGates": [{}]}}
-        cluster.api.store.create("pods", namespace, body)
+        containers = [{"name": "main", "image": "other:1"}]
+        spec = {"containers": containers, "schedulingGates": [gate]}
+        body = {"metadata": {"name": name, "labels": labels}, "spec": spec}
+        client.call("POST", f"/api/v1/namespaces/{namespace}/pods", body)
     assert [one.owner for one in other.leftovers("kube")] == ["a1b2"]
     assert other.forget("kube", "e5f6") == 0
     other.forget("kube", "a1b2")
     wait_until(lambda: sorted(key[2] for key in cluster.left()) == ["p1", "p2"])
-    assert cluster.api.store.get("pods", "kube-system", "p3")
+    path = "/api/v1/namespaces/kube-system/pods/p3"
+    assert client.get(path)
+    client.call("DELETE", path)
 
 
 def test_a_pool_that_is_no_cluster_has_nothing_to_forget():

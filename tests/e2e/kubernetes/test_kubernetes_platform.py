@@ -1,5 +1,8 @@
 """Jobs through the whole platform on a Kubernetes cluster of three nodes, and what may happen to them."""
 
+import re
+import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -143,13 +146,6 @@ def test_a_job_with_an_image_volumes_and_containers_beside_its_ranks(platform, c
 @pytest.mark.extras
 def test_one_world_over_unequal_pods_recovers_exactly(platform, cluster, tmp_path):
     """A pod with two ranks and one with one: a rank is killed, then a pod, and each has its own image."""
-    created, create = [], cluster.api.store.create
-
-    def noted(plural, namespace, body):
-        created.append((plural, body))
-        return create(plural, namespace, body)
-
-    cluster.api.store.create = noted
     flags = ["--epochs=5", "--samples=240"]
 
     def one_world(out, *more):
@@ -163,9 +159,8 @@ def test_one_world_over_unequal_pods_recovers_exactly(platform, cluster, tmp_pat
     job = platform.submit(one_world(out, "--step-s=0.5", f"--until={go}"))
     platform.wait_steps(4, out)
     images = {
-        body["metadata"]["name"][-2:]: body["spec"]["containers"][0]["image"]
-        for plural, body in created
-        if plural == "pods"
+        one.name[-2:]: one.spec["containers"][0]["image"]
+        for one in cluster.kubelet.running.values()
     }
     assert images == {"n0": "team/train:7", "n1": "team/log:1"}
     starts = dict(cluster.kubelet.starts)
@@ -181,3 +176,53 @@ def test_one_world_over_unequal_pods_recovers_exactly(platform, cluster, tmp_pat
     calm = tmp_path / "calm"
     succeeded(platform, platform.submit(one_world(calm)))
     assert out.read_text() == calm.read_text()
+
+
+def test_a_command_and_a_port_in_a_pod_are_reached_through_its_supervisor(
+    platform, cluster, tmp_path
+):
+    """The control plane has no right to `pods/exec` and `pods/portforward`."""
+    script = (
+        "import os, socket, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    s = socket.create_server(('127.0.0.1', 0)); print('PORT', s.getsockname()[1], flush=True)\n"
+        "    while True:\n"
+        "        c, _ = s.accept(); c.sendall(c.recv(100)[::-1]); c.close()\n"
+        "time.sleep(600)\n"
+    )
+    job = platform.submit(
+        {
+            "run": ["python", "-c", script],
+            "framework": "none",
+            "pool": "kube",
+            "resources": {"nodes": 2, "slots_per_node": 1},
+            "env": {"COLOR": "blue"},
+        }
+    )
+    platform.wait_state(job, "running")
+    text = "echo $RANK $COLOR; cat; exit 7"
+    done = subprocess.run(
+        [BIN / "phalanx", "exec", job, "--rank", "1", "--", "sh", "-c", text],
+        env=platform.env,
+        cwd=platform.root,
+        input=b"x" * 100_000,
+        capture_output=True,
+        timeout=200,
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == b"1 blue\n" + b"x" * 100_000
+    found = wait_until(lambda: re.search(r"PORT (\d+)", platform.run("logs", job).stdout))
+    with subprocess.Popen(
+        [BIN / "phalanx", "port-forward", job, "--rank", "1", f"0:{found[1]}"],
+        env=platform.env,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        local = int(re.search(r"127\.0\.0\.1:(\d+)", process.stderr.readline())[1])
+        with socket.create_connection(("127.0.0.1", local), 60) as connection:
+            connection.sendall(b"hello")
+            assert connection.recv(100) == b"olleh"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    platform.run("stop", job, "--grace", "0s")

@@ -110,7 +110,7 @@ def test_the_rights_are_those_that_are_used(used, cluster, tmp_path):
     queued = rig.pool.model_copy(update={"queue": "team", "admit_within": 0.01})
     waiting, late = KubernetesExecutor(rig.home, queued, access, owner="e5f6"), rig.assignment(3)
     rig.refs.remove(ref_of(late))
-    cluster.api.kueue.start()
+    cluster.start_kueue()
     assert waiting.wait_ready(20)
     waiting.start(node, late)
     wait_until(lambda: not waiting.poll([ref_of(late)])[0].alive)

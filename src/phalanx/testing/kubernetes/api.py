@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import yaml
 from phalanx.testing.kubernetes.admission import FakeAdmission
 from phalanx.testing.kubernetes.custom import JOBS, CustomKind
 from phalanx.testing.kubernetes.objects import CLUSTER_WIDE, ApiError, KubernetesObjects, Object
-from phalanx.testing.kubernetes.queues import FakeKueue
 
 _BOOKMARK_S = 1.0
 _GROUPS = (
@@ -28,6 +27,7 @@ _GROUPS = (
     "kueue.x-k8s.io/v1beta2",
 )
 """Groups of the API beside the core, without those of custom resources."""
+_GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
 
 
 class FakeKubernetes:
@@ -46,7 +46,7 @@ class FakeKubernetes:
         self.groups: dict[str, tuple[str, ...]] = {}  # plurals of further kinds, by group/version
         self.admission = FakeAdmission()
         self.custom: dict[str, CustomKind] = {JOBS.plural: JOBS}  # by plural
-        self.kueue = FakeKueue(self.store)  # its webhook works, and it admits after `kueue.start()`
+        self.webhook: Callable[[Object], None] | None = None  # changes new pods
         self.lock = threading.Lock()
         self._order: dict[str, tuple[int, list[tuple[tuple[str, str], Object]]]] = {}
         self._server = _serve(self)
@@ -81,7 +81,6 @@ class FakeKubernetes:
 
     def close(self) -> None:
         """Stop listening and end all watches."""
-        self.kueue.close()
         self.away = True
         with self.store.changed:
             self.store.changed.notify_all()
@@ -123,7 +122,10 @@ class FakeKubernetes:
     def _create(self, plural: str, namespace: str, body: Object, query: dict[str, str]) -> Object:
         with self.store.changed:
             if plural == "pods":
-                self.kueue.mutate(body)
+                if self.webhook is not None:
+                    self.webhook(body)
+                if body["spec"].get("schedulingGates"):
+                    body["status"] = {"conditions": [_GATED]}
                 self.admission.check(self.store, namespace, body)
             if query.get("dryRun") == "All":
                 return self.store.tried(plural, namespace, body)
@@ -313,6 +315,8 @@ def _json_patch(one: Object, step: Object) -> None:
         if found != step["value"]:
             raise ApiError(422, "Invalid", f"{step['path']} is not {step['value']}")
     elif step["op"] == "remove":
+        if found is None:
+            raise ApiError(422, "Invalid", f"there is no {step['path']}")
         del place[index]
     else:
         place[index] = step["value"]

@@ -22,6 +22,7 @@ from phalanx.executors.kubernetes.client import (
 from phalanx.executors.kubernetes.credentials import from_kubeconfig
 from phalanx.executors.kubernetes.quantities import amounts, requested
 from phalanx.executors.kubernetes.reflector import Reflector
+from phalanx.kit.clock import SystemClock
 from phalanx.kit.text import random_hex
 from phalanx.testing.kubernetes.image_root import ImageRoot
 from phalanx.testing.kubernetes.pod_processes import ADDRESS, PodProcesses, kill_below
@@ -52,6 +53,9 @@ class ProcessKubelet:
         self.nodes: dict[str, FakeNode] = {}
         self.running: dict[str, PodProcesses] = {}
         self.starts: dict[str, int] = {}  # containers ever started, by pod name
+        self._clock = SystemClock()
+        self.bound_at: dict[str, int] = {}  # when pods were bound to their node, by pod name
+        self.ended_at: dict[str, int] = {}  # when it began to tell the end of their containers
         self.missing_images: set[str] = set()  # these cannot be pulled
         self.images: dict[str, ImageRoot] = {}  # root folders, by name
         self._lock = threading.RLock()
@@ -208,6 +212,7 @@ class ProcessKubelet:
             return
         target = {"apiVersion": "v1", "kind": "Node", "name": name}
         body = {"metadata": {"name": pod["metadata"]["name"]}, "target": target}
+        self.bound_at[pod["metadata"]["name"]] = self._clock.now()
         self.client.call("POST", f"{path}/binding", body)
         self._pods.put(self.client.call("GET", path))
 
@@ -287,6 +292,7 @@ class ProcessKubelet:
         reason: str,
         running: PodProcesses | None = None,
     ) -> None:
+        self.ended_at[pod["metadata"]["name"]] = self._clock.now()
         container = pod["spec"]["containers"][0]
         word = "Completed" if code == 0 else "Error"
         ended: Object = {"exitCode": code, "reason": word if reason == "Completed" else reason}

@@ -42,9 +42,9 @@ class PodProcesses:
         self.stop_at: float | None = None  # when it is killed; None: it was not asked to end
         self.reported = False
         self.evicted = False  # its node ends it, and says why
-        self._spec = pod["spec"]
+        self.spec: Object = pod["spec"]
         self._seen = self._folders(secrets)
-        self._queue: list[Object] = [*self._spec.get("initContainers", ())]
+        self._queue: list[Object] = [*self.spec.get("initContainers", ())]
         self._init: subprocess.Popen[bytes] | None = None  # the init container that runs now
         self._sidecars: dict[str, subprocess.Popen[bytes]] = {}
         self._ended: dict[str, int] = {}  # exit codes of init containers
@@ -63,7 +63,7 @@ class PodProcesses:
             self._init = None
             return True
         if not self._queue:
-            self.process = self._start(self._spec["containers"][0])
+            self.process = self._start(self.spec["containers"][0])
         elif self._queue[0].get("restartPolicy") == "Always":
             one = self._queue.pop(0)
             self._sidecars[one["name"]] = self._start(one)
@@ -119,7 +119,7 @@ class PodProcesses:
     def init_statuses(self) -> list[Object]:
         """The statuses of init containers, sidecars among them."""
         found = []
-        for one in self._spec.get("initContainers", ()):
+        for one in self.spec.get("initContainers", ()):
             name = one["name"]
             state: Object = {"waiting": {"reason": "PodInitializing"}}
             if name in self._ended:
@@ -174,7 +174,7 @@ class PodProcesses:
         (root / "tmp").mkdir(mode=0o700)
         (root / "termination-log").touch()
         seen = {"/tmp": root / "tmp", "/dev/termination-log": root / "termination-log"}
-        for mount in self._spec["containers"][0].get("volumeMounts") or ():
+        for mount in self.spec["containers"][0].get("volumeMounts") or ():
             folder = root / "volumes" / mount["name"]
             folder.mkdir(parents=True, exist_ok=True)
             for name, data in secrets.get(mount["name"], {}).items():
