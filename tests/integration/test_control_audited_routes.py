@@ -165,7 +165,7 @@ def cluster_with_leftovers(stage: Stage) -> None:
     left = Leftovers("dead", False, 2, 1, ("j-1",), ("phalanx-default",))
     platform.executor.leftovers = lambda pool: [left]
     platform.executor.forget = lambda pool, owner: left.num_pods
-    object.__setattr__(platform, "clusters", SimpleNamespace(names=lambda: ["far"]))
+    object.__setattr__(platform, "clusters", SimpleNamespace(known=lambda: {"far": None}))
 
 
 @dataclass(frozen=True)

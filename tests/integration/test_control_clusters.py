@@ -7,6 +7,7 @@ from phalanx.errors import Conflict, NotFound, NotSupported, ServerError
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.services.resources.inventory import list_pools, show_pool
 from phalanx.services.resources.pools import apply_pools, remove_pool
 from phalanx.standalone import pools
 from phalanx.standalone.pools import HomeClusters, known_clusters
@@ -51,6 +52,19 @@ def test_a_cluster_is_connected_at_once_and_known_at_the_next_start(
     assert known_clusters(rig.platform.home) == {}
     with pytest.raises(NotFound):
         remove_pool(rig.platform, "far")
+
+
+def test_a_cluster_without_nodes_is_shown_with_its_executor(rig: Rig, clusters: HomeClusters):
+    apply_pools(rig.platform, FILE, 1, "me")
+    assert {one.name: (one.executor, one.num_nodes) for one in list_pools(rig.platform)} == {
+        "near": ("local", 1),
+        "far": ("ray", 0),
+    }
+    shown = show_pool(rig.platform, "far")
+    assert (shown.executor, shown.spec) == (
+        "ray",
+        RayPool(name="far", executor="ray").model_dump(mode="json"),
+    )
 
 
 def test_what_cannot_be_connected_is_not_kept(rig: Rig, clusters: HomeClusters, monkeypatch):

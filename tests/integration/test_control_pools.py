@@ -374,7 +374,7 @@ def test_what_is_left_in_a_cluster_is_forgotten_once_no_job_of_its_owner_runs_th
     rig.executor.leftovers = lambda pool: left  # type: ignore[attr-defined]
     rig.executor.forget = lambda pool, owner: removed.append(owner) or 1  # type: ignore[attr-defined, func-returns-value]
     gone: list[str] = []
-    clusters = SimpleNamespace(names=lambda: ["local"], forget=gone.append)
+    clusters = SimpleNamespace(known=lambda: {"local": None}, forget=gone.append)
     object.__setattr__(rig.platform, "clusters", clusters)
     assert [(one.owner, one.is_own) for one in rig.client.leftovers("local")] == [
         ("mine", True),

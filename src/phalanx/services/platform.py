@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -41,8 +41,8 @@ class ClusterChange:
 class Clusters(Protocol):
     """Pools that are clusters of their own; the program that runs the control plane connects them."""
 
-    def names(self) -> Sequence[str]:
-        """The names of the known clusters."""
+    def known(self) -> Mapping[str, ClusterPool]:
+        """The known clusters by name."""
         ...
 
     def connect(self, pool: ClusterPool) -> ClusterChange:
@@ -61,9 +61,9 @@ class Clusters(Protocol):
 class NoClusters:
     """The clusters of a control plane that connects to none."""
 
-    def names(self) -> Sequence[str]:
-        """Return no names."""
-        return ()
+    def known(self) -> Mapping[str, ClusterPool]:
+        """Return none."""
+        return {}
 
     def connect(self, pool: ClusterPool) -> ClusterChange:
         """Raise NotSupported: no cluster can be connected."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -40,9 +40,9 @@ class HomeClusters:
         self._known = known_clusters(home)
         self._lock = threading.RLock()
 
-    def names(self) -> Sequence[str]:
+    def known(self) -> Mapping[str, ClusterPool]:
         """See `Clusters`."""
-        return list(self._known)
+        return dict(self._known)
 
     def connect_all(self) -> None:
         """Connect to every known cluster. Raises ServerError when one cannot be used."""

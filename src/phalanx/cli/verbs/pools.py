@@ -140,7 +140,7 @@ def show_pool(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> None:
             ("may grow", f"by {view.num_future} nodes" if view.num_future else None),
             ("waiting", view.num_waiting or None),
             ("jobs", holders(view.jobs)),
-            ("from", "a pool file" if view.applied_at else "the machine itself"),
+            ("from", "a pool file" if view.spec else "the machine itself"),
         ]
     )
     for node in nodes:

@@ -14,7 +14,7 @@ from phalanx.executors.protocol import DeviceReporter
 from phalanx.kit.text import nearest
 from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.pools import ChangeView, DeviceUserView, DeviceView, NodeView, PoolView
-from phalanx.schemas.pools.pool_file import PoolSpec
+from phalanx.schemas.pools.pool_file import ClusterPool, PoolSpec
 from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, planning, resources
@@ -27,14 +27,15 @@ from phalanx.store.resources import Applied, NodeMark
 class _Inventory:
     """Everything the views need, read in one transaction."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[Node, ...]  # that are there
     future: tuple[Node, ...]  # that autoscalers could add
-    waiting: list[StoredJob]
-    holding: list[StoredJob]
-    pools: dict[str, Applied]
-    marks: dict[str, NodeMark]
-    reserved: dict[str, list[int]]
-    devices: dict[str, Accelerator]
+    waiting: list[StoredJob]  # queued jobs
+    holding: list[StoredJob]  # jobs with slots
+    pools: dict[str, Applied]  # parts of pool files, by name
+    marks: dict[str, NodeMark]  # drains and cordons, by node
+    reserved: dict[str, list[int]]  # jobs that a node is reserved for, by node
+    devices: dict[str, Accelerator]  # by the device's identifier
+    clusters: Mapping[str, ClusterPool]  # with or without nodes
 
 
 def _read(platform: Platform) -> _Inventory:
@@ -56,6 +57,7 @@ def _read(platform: Platform) -> _Inventory:
             marks=resources.marks(tx),
             reserved=reserved,
             devices=_devices_of(platform),
+            clusters=platform.clusters.known(),
         )
 
     return platform.store.view(work)
@@ -99,7 +101,7 @@ def list_pools(platform: Platform) -> list[PoolView]:
     """Pools with what is free in them. Raises ExecutorUnavailable."""
     found = _read(platform)
     views = _nodes(found)
-    names = list(dict.fromkeys(node.pool for node in (*found.nodes, *found.future)))
+    names = dict.fromkeys((*(node.pool for node in (*found.nodes, *found.future)), *found.clusters))
     return [_pool(found, name, [one for one in views if one.pool == name]) for name in names]
 
 
@@ -107,11 +109,14 @@ def show_pool(platform: Platform, name: str) -> PoolView:
     """One pool with its part of the pool file. Raises NotFound, ExecutorUnavailable."""
     found = _read(platform)
     views = [one for one in _nodes(found) if one.pool == name]
-    if not views and not any(node.pool == name for node in found.future):
-        names = sorted({node.pool for node in (*found.nodes, *found.future)})
-        raise NotFound(f"there is no pool {name}", suggestion(name, names))
-    pool, applied = _pool(found, name, views), found.pools.get(name)
-    return pool.model_copy(update={"spec": None if applied is None else dict(applied.body)})
+    names = {node.pool for node in (*found.nodes, *found.future)} | found.clusters.keys()
+    if name not in names:
+        raise NotFound(f"there is no pool {name}", suggestion(name, sorted(names)))
+    applied, cluster = found.pools.get(name), found.clusters.get(name)
+    spec = None if applied is None else dict(applied.body)
+    if cluster is not None:
+        spec = cluster.model_dump(mode="json")
+    return _pool(found, name, views).model_copy(update={"spec": spec})
 
 
 def list_nodes(platform: Platform, pool: str | None = None) -> list[NodeView]:
@@ -128,7 +133,7 @@ def show_node(platform: Platform, name: str) -> NodeView:
 
 
 def _pool(found: _Inventory, name: str, nodes: Sequence[NodeView]) -> PoolView:
-    applied = found.pools.get(name)
+    applied, cluster = found.pools.get(name), found.clusters.get(name)
     prices = [node.price for node in nodes if node.price]
     open_to = [one for one in found.waiting if not one.facts.pools or name in one.facts.pools]
     return PoolView(
@@ -137,7 +142,7 @@ def _pool(found: _Inventory, name: str, nodes: Sequence[NodeView]) -> PoolView:
         num_slots=sum(node.num_slots for node in nodes),
         num_free=sum(node.num_free for node in nodes if node.state == "open"),
         jobs=sorted({num for node in nodes for num in node.jobs}),
-        executor="local" if applied is None else str(applied.body.get("executor", "local")),
+        executor="local" if cluster is None else cluster.executor,
         num_closed=sum(1 for node in nodes if node.state != "open"),
         slot_types=sorted({node.slot_type for node in nodes if node.slot_type}),
         levels=list(dict.fromkeys(level for node in nodes for level in node.topology)),

@@ -91,7 +91,7 @@ def _apply_local(platform: Platform, found: PoolFile, now: int, actor: str) -> A
 def remove_pool(platform: Platform, name: str) -> None:
     """Remove a pool. Raises NotFound, and Conflict while jobs run in it."""
 
-    if name in platform.clusters.names():
+    if name in platform.clusters.known():
         _refuse_used(name, platform.store.view(platform.scheduler_cache.rows.jobs)[1])
         platform.clusters.forget(name)
         return
@@ -152,7 +152,7 @@ def _audit_removal(platform: Platform, pool: str, owner: str, num_pods: int) -> 
 
 
 def _require_cluster(platform: Platform, name: str) -> None:
-    names = platform.clusters.names()
+    names = list(platform.clusters.known())
     if name not in names:
         raise NotFound(f"no cluster is connected as pool {name}", suggestion(name, names))
 

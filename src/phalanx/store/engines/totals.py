@@ -31,11 +31,11 @@ class AddedTotals:
     __slots__ = ("_added",)
 
     def __init__(self) -> None:
-        self._added: dict[tuple[str, str], float] = {}
+        self._added: dict[TotalKey, float] = {}
 
     def add(self, name: str, *labels: str, by: float = 1) -> None:
         """Count `by` more of a family for these values of its labels."""
-        key = (name, json.dumps(labels, separators=(",", ":")))
+        key = (name, labels)
         self._added[key] = self._added.get(key, 0.0) + by
 
     def observe(self, name: str, bounds: Sequence[float], value: float, *labels: str) -> None:
@@ -46,11 +46,11 @@ class AddedTotals:
     def store(self, conn: Connection) -> None:
         """Add everything to the stored totals."""
         if self._added:
-            rows = sorted(self._added.items())
-            conn.execute(
-                _ADD,
-                [{"name": name, "labels": labels, "value": by} for (name, labels), by in rows],
-            )
+            rows = [
+                {"name": name, "labels": json.dumps(labels, separators=(",", ":")), "value": by}
+                for (name, labels), by in sorted(self._added.items())
+            ]
+            conn.execute(_ADD, rows)
 
 
 def read_totals(conn: Connection) -> dict[TotalKey, float]:
