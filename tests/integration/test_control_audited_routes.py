@@ -21,6 +21,7 @@ from integration.rig import TOKEN, URL, Rig, ScriptedSupervisor, open_rig, sampl
 from integration.test_control_deletion import held_up
 from phalanx.core.cost.anomalies import AnomalyKey, AnomalyScope
 from phalanx.core.cost.anomaly_life import AnomalyCause, AnomalyDay, AnomalyState, CostAnomaly
+from phalanx.core.scaling.model import ScalingPolicy
 from phalanx.core.tenancy.principals import HOME_CALLER
 from phalanx.executors.protocol import Leftovers
 from phalanx.schemas.wire.supervision import CheckpointReport
@@ -116,6 +117,7 @@ PROJECT = {"file": {"schema": 1, "projects": [{"name": "vision", "max_running": 
 SECRET_PATHS = ("/api/v1/secrets/{secret}", "/api/v1/projects/{name}/secrets/{secret}")
 TEMPLATE_PATHS = ("/api/v1/templates/{template}", "/api/v1/projects/{name}/templates/{template}")
 SCHEDULES = "/api/v1/projects/{name}/schedules/{schedule}"
+SCALING = "/api/v1/pools/{name}/scaling"
 BILL = "/api/v1/cost/bills/{bill}"
 AT = "2026-11-01T00:00:00Z"
 BILLED = {"lines": [{"id": "1", "begin": AT, "end": AT, "kind": "other", "usd": 1}]}
@@ -166,6 +168,17 @@ def cluster_with_leftovers(stage: Stage) -> None:
     platform.executor.leftovers = lambda pool: [left]
     platform.executor.forget = lambda pool, owner: left.num_pods
     object.__setattr__(platform, "clusters", SimpleNamespace(known=lambda: {"far": None}))
+
+
+def pool_that_grows(stage: Stage) -> None:
+    stage.rig.platform.executor.scaling_policies = lambda: {"far": ScalingPolicy(max_nodes=8)}
+    stage.rig.platform.executor.request = lambda pool, demand: {}
+    stage.rig.platform.executor.growth = lambda pool, jobs: {}
+
+
+def pool_with_bounds(stage: Stage) -> None:
+    pool_that_grows(stage)
+    stage.call("PUT", "/api/v1/pools/far/scaling", json={"min_nodes": 1})
 
 
 @dataclass(frozen=True)
@@ -254,6 +267,12 @@ CHANGES: dict[Call, Change] = {
     ("POST", "/api/v1/pools/apply"): Change(json=POOL, is_new=True),
     ("DELETE", "/api/v1/pools/{name}"): Change(
         made(("POST", "/api/v1/pools/apply", POOL)), path="/api/v1/pools/p", is_removal=True
+    ),
+    ("PUT", SCALING): Change(
+        pool_that_grows, {"max_nodes": 3}, path="/api/v1/pools/far/scaling", is_new=True
+    ),
+    ("DELETE", SCALING): Change(
+        pool_with_bounds, path="/api/v1/pools/far/scaling", is_removal=True
     ),
     ("POST", "/api/v1/pools/{name}/forget"): Change(
         cluster_with_leftovers,

@@ -216,7 +216,7 @@ def test_a_pool_above_its_bound_lets_jobs_save_and_leave_and_no_job_lose_work(ri
     assert rig.job(nums[1]).state == "running"
     assert saves.sync().orders.action == "stop"
     found = rig.client.pool_scaling("far")
-    assert [one.kind for one in reversed(found.decisions)] == ["released", "drained"]
+    assert [one.kind for one in reversed(found.decisions)] == ["resized", "released", "drained"]
     assert rig.client.node(found.draining[0]).state == "drained"
     far.policy = replace(far.policy, max_nodes=8)
     scaling_step(rig.platform, rig.clock.advance(10))

@@ -255,6 +255,38 @@ def test_new_bounds_take_effect_at_once(growing: Growing) -> None:
         growing.rig.client.pool_scaling("kube")
 
 
+def test_bounds_that_are_set_hold_and_no_request_is_made_twice(growing: Growing) -> None:
+    growing.connect(max=2)
+    growing.submit(1)
+    growing.turn()
+    before = {pod["metadata"]["uid"] for pod in growing.placeholders()}
+    assert len(before) == 1
+    growing.rig.client.scale_pool("kube", max_nodes=5)
+    num = growing.submit(3)
+    growing.turn()
+    after = {pod["metadata"]["uid"] for pod in growing.placeholders()}
+    assert before < after and len(after) == 4
+    growing.connect(max=2)  # another process of the control plane
+    growing.turns(14)
+    assert growing.rig.job(num).state == "starting"
+    assert growing.rig.client.pool("kube").num_future == 1
+
+
+def test_a_pool_that_is_off_withdraws_its_requests_and_holds_its_nodes(growing: Growing) -> None:
+    growing.connect()
+    growing.autoscaler.add_nodes(1)
+    growing.turn()
+    growing.submit(3)
+    growing.turn()
+    assert len(growing.placeholders()) == 3
+    growing.rig.client.scale_pool("kube", autoscaling="off")
+    growing.turn()
+    assert growing.placeholders() == []
+    growing.turns(40)
+    assert len(growing.autoscaler.nodes()) == 1
+    assert growing.rig.client.pool_scaling("kube").released == []
+
+
 def test_the_command_shows_bounds_requests_and_reasons(
     growing: Growing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ events = st.lists(
         st.tuples(st.just("cancel"), st.integers(1, 20)),
         st.tuples(st.just("wait"), st.integers(1, 60)),
         st.tuples(st.just("max"), st.integers(1, 8)),
+        st.tuples(st.just("off"), st.booleans()),
         st.tuples(st.just("loses"), st.integers(1, 20)),
     ),
     max_size=25,
@@ -47,6 +48,12 @@ events = st.lists(
 
 def check(pool: ScaledPool, step: ScalingStep) -> None:
     there = len(pool.facts().nodes)
+    if pool.policy.is_off:
+        assert not step.demand.gangs and not step.drain
+        assert not step.state.released and not step.state.leaving
+        idle = {one.id for one in pool.facts().nodes if one.usable and not one.jobs}
+        back = set(step.undrain)  # kept from the next step on
+        assert idle - back == set(step.demand.keep) - back
     for gang in step.demand.gangs:
         assert 0 < gang.num_new <= len(gang.nodes)
         job = pool.waiting.get(gang.job)
@@ -89,6 +96,8 @@ def test_whole_gangs_within_all_bounds_and_no_lost_work(
         elif kind == "max":
             pool.policy = replace(pool.policy, max_nodes=max(value, pool.policy.min_nodes))
             top = max(top, pool.policy.max_nodes)
+        elif kind == "off":
+            pool.policy = replace(pool.policy, is_off=value)
         elif kind == "loses" and value in pool.running:
             pool.running[value] = replace(pool.running[value], save_s=None)
             fragile.add(value)

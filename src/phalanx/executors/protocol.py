@@ -10,7 +10,7 @@ from phalanx.core.contract.job import JobContract
 from phalanx.core.gang.devices import DeviceState
 from phalanx.core.gang.placement import Node, Placement
 from phalanx.core.reasons import Cause
-from phalanx.core.scaling.model import PoolDemand, ScalingPolicy
+from phalanx.core.scaling.model import PoolDemand, ScalingBounds, ScalingPolicy
 from phalanx.errors import Problem
 from phalanx.schemas.pools.scaling import ScalingSection
 from phalanx.schemas.wire.assignments import Assignment
@@ -166,7 +166,7 @@ class ScalableExecutor(Protocol):
     """An executor with a pool that can grow, because its cluster has an autoscaler."""
 
     def scaling_policies(self) -> Mapping[str, ScalingPolicy]:
-        """The policies of the pools that can grow; may be empty."""
+        """The policies of the pools that can grow, as their pool files say; may be empty."""
 
     def request(self, pool: str, demand: PoolDemand) -> Mapping[int, str]:
         """Make what is requested from the autoscaler exactly this; returns why gangs were refused.
@@ -179,8 +179,19 @@ class ScalableExecutor(Protocol):
 
 
 @runtime_checkable
+class BoundedExecutor(ScalableExecutor, Protocol):
+    """An executor of several pools with bounds that are set beside their pool files."""
+
+    def bound_pools(self, bounds: Mapping[str, ScalingBounds]) -> None:
+        """The inventory has the nodes that could come within these bounds, by pool."""
+
+
+@runtime_checkable
 class AdjustableExecutor(Protocol):
     """An executor of a pool with bounds that may change while it is in use."""
 
     def set_scaling(self, scaling: ScalingSection | None) -> None:
         """Use another section `scaling` of the pool from now on."""
+
+    def set_bounds(self, bounds: ScalingBounds | None) -> None:
+        """The inventory has the nodes that could come within these bounds; None: those of the section."""

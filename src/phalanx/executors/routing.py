@@ -10,7 +10,7 @@ from dataclasses import replace
 from phalanx.core.contract.job import JobContract
 from phalanx.core.gang.devices import DeviceState
 from phalanx.core.gang.placement import Node, Placement
-from phalanx.core.scaling.model import PoolDemand, ScalingPolicy
+from phalanx.core.scaling.model import PoolDemand, ScalingBounds, ScalingPolicy
 from phalanx.errors import ExecutorUnavailable, LaunchError, Problem
 from phalanx.executors.protocol import (
     AdjustableExecutor,
@@ -162,6 +162,13 @@ class RoutedExecutor:
         executor: object = self._pools.get(name)
         if isinstance(executor, AdjustableExecutor):
             executor.set_scaling(scaling)
+
+    def bound_pools(self, bounds: Mapping[str, ScalingBounds]) -> None:
+        """See `BoundedExecutor`; pools without an entry have the bounds of their sections."""
+        for name, executor in self._pools.items():
+            one: object = executor
+            if isinstance(one, AdjustableExecutor):
+                one.set_bounds(bounds.get(name))
 
     def _of(self, pool: str) -> Executor:
         executor = self._pools.get(pool, self._shared)

@@ -34,6 +34,7 @@ from phalanx.schemas.api.pools import (
     PoolView,
     ProjectView,
     QuotaList,
+    ScalePoolRequest,
     SchedulerPolicyView,
     SetPolicyRequest,
     StoreView,
@@ -163,6 +164,22 @@ class PhalanxClient(JobCalls):
     def pool_scaling(self, name: str) -> PoolScalingView:
         """How a pool grows and shrinks: bounds, open requests, decisions. Raises NotFound."""
         return self._get(f"{V1}/pools/{name}/scaling", PoolScalingView)
+
+    def scale_pool(
+        self,
+        name: str,
+        *,
+        min_nodes: int | None = None,
+        max_nodes: int | None = None,
+        autoscaling: Literal["on", "off"] | None = None,
+    ) -> PoolScalingView:
+        """Set bounds of a pool, which precede its pool file. Raises NotFound, SpecInvalid."""
+        body = ScalePoolRequest(min_nodes=min_nodes, max_nodes=max_nodes, autoscaling=autoscaling)
+        return self._put(f"{V1}/pools/{name}/scaling", body, PoolScalingView)
+
+    def reset_pool_scaling(self, name: str) -> None:
+        """Return to the bounds of the pool file. Raises NotFound."""
+        self._delete(f"{V1}/pools/{name}/scaling")
 
     def apply_pools(self, file: Mapping[str, Any]) -> ApplyResponse:
         """Add or replace the pools of a pool file. Raises SpecInvalid, Conflict."""

@@ -13,7 +13,7 @@ from phalanx.core.gang.placement import Node
 from phalanx.core.retention.policy import RetentionPeriods
 from phalanx.core.scheduling import EmptyClusters
 from phalanx.errors import NotSupported
-from phalanx.executors.protocol import Executor
+from phalanx.executors.protocol import BoundedExecutor, Executor
 from phalanx.schemas.api.pools import ChangeView
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.pool_file import ClusterPool
@@ -23,6 +23,7 @@ from phalanx.services.caches.scheduler_cache import SchedulerCache
 from phalanx.services.caches.study_cache import StudyCache
 from phalanx.services.objects.code_archives import CodeArchives
 from phalanx.services.secret_managers.references import SecretSources
+from phalanx.store import planning
 from phalanx.store.database import Store
 from phalanx.store.secrets.envelope import HomeKeys, KeyWrapper
 
@@ -132,8 +133,19 @@ class Platform:
 
     def cluster(self) -> tuple[Node, ...]:
         """The nodes as jobs see them now. Raises ExecutorUnavailable."""
-        real = tuple(self.executor.inventory())
+        real = self.inventory()
         return self.store.view(lambda tx: self.scheduler_cache.rows.nodes(tx, real))
+
+    def inventory(self) -> tuple[Node, ...]:
+        """The nodes as the executor reports them, with those that could come within the bounds in effect.
+
+        Raises ExecutorUnavailable.
+        """
+        executor: object = self.executor
+        if isinstance(executor, BoundedExecutor) and executor.scaling_policies():
+            # Another replica may have set them, or an earlier process.
+            executor.bound_pools(self.store.view(planning.scaling_bounds))
+        return tuple(self.executor.inventory())
 
     def supervisor_token(self, job: int, attempt: int) -> str:
         """The secret that authenticates the supervisors of one attempt.

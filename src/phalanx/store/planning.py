@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, select
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.gang.placement import Placement
-from phalanx.core.scaling.model import PoolScaling
+from phalanx.core.scaling.model import PoolScaling, ScalingBounds
 from phalanx.core.scheduling.model.planner_state import Reservation, Usage
 from phalanx.store.database import Tx, columns_of, read
 from phalanx.store.tables import facts, project_usage, reservations
@@ -27,6 +27,8 @@ _DELETE_USAGE = project_usage.delete().where(
 _INSERT_USAGE = project_usage.insert()
 _SCALING = "scaling"
 _STORED_SCALING = select(facts.c.value).where(facts.c.name == _SCALING)
+_BOUNDS = "scaling_bounds"
+_STORED_BOUNDS = select(facts.c.value).where(facts.c.name == _BOUNDS)
 _STORED_POLICY = select(facts.c.value).where(facts.c.name == _POLICY)
 
 
@@ -127,6 +129,35 @@ def put_scaling_states(tx: Tx, found: Mapping[str, PoolScaling]) -> None:
     text = json.dumps({name: encode(one) for name, one in sorted(found.items())})
     tx.conn.execute(facts.delete().where(facts.c.name == _SCALING))
     tx.conn.execute(facts.insert(), {"name": _SCALING, "value": text})
+
+
+def scaling_bounds(tx: Tx) -> dict[str, ScalingBounds]:
+    """Read the bounds of pools that were set beside their pool files."""
+    # All pools share the row: a writer must see what another one has written.
+    query = _STORED_BOUNDS if tx.read_only else _STORED_BOUNDS.with_for_update()
+    value = tx.conn.execute(query).scalar_one_or_none()
+    if value is None:
+        return {}
+    return {name: decode(ScalingBounds, one) for name, one in json.loads(value).items()}
+
+
+def put_scaling_bounds(tx: Tx, pool: str, bounds: ScalingBounds | None) -> None:
+    """Set the bounds of one pool; None: those of its pool file count again."""
+    found = scaling_bounds(tx)
+    before = found.pop(pool, None)
+    if before == bounds:
+        return
+    audit.describe(tx, f"bounds of pool {pool}", _audited(before), _audited(bounds))
+    after = found if bounds is None else {**found, pool: bounds}
+    text = json.dumps({name: encode(one) for name, one in sorted(after.items())})
+    tx.conn.execute(facts.delete().where(facts.c.name == _BOUNDS))
+    tx.conn.execute(facts.insert(), {"name": _BOUNDS, "value": text})
+
+
+def _audited(one: ScalingBounds | None) -> dict[str, object] | None:
+    if one is None:
+        return None
+    return {"min": one.min_nodes, "max": one.max_nodes, "off": one.is_off}
 
 
 def _name_of(one: StoredPolicy | None) -> str | None:

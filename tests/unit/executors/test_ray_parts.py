@@ -13,7 +13,7 @@ import pytest
 
 from phalanx.core.contract.gang import GangContract, RolePlace, WorldShape
 from phalanx.core.contract.job import JobIdentity, RankCommand, RoleContract
-from phalanx.core.scaling.model import NodeWish
+from phalanx.core.scaling.model import NodeWish, ScalingBounds
 from phalanx.errors import SpecInvalid
 from phalanx.executors.node_files import CodeSource, CodeUnavailable, NodeFiles
 from phalanx.executors.outbound import outbound
@@ -248,6 +248,10 @@ def test_nodes_that_could_come_count_and_take_nothing():
     assert inventory.asked(NodeWish(4)) == {"GPU": 4.0, "CPU": 8.0}
     assert inventory.asked(NodeWish(4, cpus=3)) == {"GPU": 4.0, "CPU": 3.0}
     assert inventory.whole(nodes[0].id) == {"GPU": float(nodes[0].num_slots)}
+    inventory.bounds = ScalingBounds(0, "ada", max_nodes=5)
+    assert sum(node.future for node in inventory.read([seen()])) == 4
+    inventory.bounds = None
+    assert sum(node.future for node in inventory.read([seen()])) == 2
 
 
 # -- code on a node ------------------------------------------------------------------------------

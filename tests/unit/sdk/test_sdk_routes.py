@@ -94,6 +94,8 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "apply_pools": lambda c: c.apply_pools({}),
     "remove_pool": lambda c: c.remove_pool("a"),
     "pool_scaling": lambda c: c.pool_scaling("a"),
+    "scale_pool": lambda c: c.scale_pool("a", max_nodes=3),
+    "reset_pool_scaling": lambda c: c.reset_pool_scaling("a"),
     "leftovers": lambda c: c.leftovers("a"),
     "forget_pool": lambda c: c.forget_pool("a", "b1"),
     "nodes": lambda c: c.nodes("a"),

@@ -1,11 +1,11 @@
-"""Verbs on pools and on projects: list, apply, show, scaling, rm; and on the scheduler's policy."""
+"""Verbs on pools and on projects: list, apply, show, scale, scaling, rm; and on the scheduler's policy."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from phalanx.schemas.api.pools import (
         ApplyResponse,
         LeftoversView,
+        PoolBoundsView,
         PoolScalingView,
         SchedulerPolicyView,
     )
@@ -82,7 +83,9 @@ def list_projects(ctx: typer.Context, json: AsJson = False) -> None:
     )
 
 
-pools_app = group("pools", "Pools of nodes: list, apply, show, scaling, rm, forget.", list_pools)
+pools_app = group(
+    "pools", "Pools of nodes: list, apply, show, scale, scaling, rm, forget.", list_pools
+)
 projects_app = group("projects", "Projects, the tenants: list, apply, show, rm.", list_projects)
 
 
@@ -137,6 +140,8 @@ def show_pool(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> None:
             ("price", f"{view.price:g} USD per slot and hour" if view.price else None),
             ("spot", "yes" if view.spot else None),
             ("closed", view.num_closed or None),
+            ("bounds", _bounds(view.scaling) if view.scaling else None),
+            ("set", _set(view.scaling) if view.scaling else None),
             ("may grow", f"by {view.num_future} nodes" if view.num_future else None),
             ("waiting", view.num_waiting or None),
             ("jobs", holders(view.jobs)),
@@ -157,12 +162,12 @@ def show_scaling(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> No
     if json:
         output.as_json(view)
         return
-    bounds = f"{view.min_nodes} to {view.max_nodes} nodes"
-    bounds += f", {view.max_slots} slots at most" if view.max_slots is not None else ""
+    most = f", {view.max_slots} slots at most" if view.max_slots is not None else ""
     output.facts(
         [
             ("pool", view.pool),
-            ("bounds", bounds),
+            ("bounds", f"{_bounds(view.bounds)}{most}"),
+            ("set", _set(view.bounds)),
             ("nodes", f"{view.num_nodes} there, {view.num_requested} requested"),
             ("budget", _budget(view)),
             ("spent today", f"{view.spent_today:.2f} USD" if view.spent_today else None),
@@ -181,6 +186,58 @@ def show_scaling(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> No
         print(f"  failed for {name}, asked for again after {output.moment(failed.until)}{said}")
     for decision in view.decisions[:_SHOWN_DECISIONS]:
         print(f"  {output.moment(decision.at)}  {decision.kind}: {decision.text}")
+
+
+def _bounds(one: PoolBoundsView) -> str:
+    off = "; autoscaling is off" if one.autoscaling == "off" else ""
+    return f"{one.min_nodes} to {one.max_nodes} nodes{off}"
+
+
+def _set(one: PoolBoundsView) -> str | None:
+    if one.set_at is None:
+        return "in the pool file"
+    file = f"{one.file_min_nodes} to {one.file_max_nodes}"
+    return f"{output.moment(one.set_at)}, by {one.set_by}; the pool file says {file}"
+
+
+@pools_app.command("scale")
+def scale_pool(
+    ctx: typer.Context,
+    pool: PoolName,
+    least: Annotated[
+        int | None, typer.Option("--min", min=0, help="Nodes that are kept without any demand.")
+    ] = None,
+    most: Annotated[
+        int | None, typer.Option("--max", min=1, help="Most nodes, present ones included.")
+    ] = None,
+    on: Annotated[
+        bool | None,
+        typer.Option("--on/--off", help="Off: the pool keeps the nodes that it has."),
+    ] = None,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Return to the bounds of the pool file.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Change the bounds of a pool's autoscaling at once; they precede those of the pool file.
+
+    What is not given stays as it is. The bounds stay until --reset, also over a start of the control plane.
+    """
+    given = (least, most, on) != (None, None, None)
+    if reset == given:
+        raise UserError("give --min, --max, --on or --off, or --reset alone")
+    with connected(ctx) as client:
+        if reset:
+            client.reset_pool_scaling(pool)
+            view = client.pool_scaling(pool)
+        else:
+            switch: Literal["on", "off"] | None = None if on is None else ("on" if on else "off")
+            view = client.scale_pool(pool, min_nodes=least, max_nodes=most, autoscaling=switch)
+    if json:
+        output.as_json(view)
+        return
+    bounds = view.bounds
+    output.facts([("pool", pool), ("bounds", _bounds(bounds)), ("set", _set(bounds))])
 
 
 def _budget(view: PoolScalingView) -> str | None:

@@ -53,7 +53,9 @@ def grow(
     state = replace(state, failed=known)
     floor = _floor(policy, state, facts, wants, room, now)
     wanted = {one.job: one for one in (*wants.gangs, *floor)}
-    kept = _ended(state, facts, wanted, found.fit_now, notes)
+    if policy.is_off:
+        wanted = {}
+    kept = _ended(policy, state, facts, wanted, found.fit_now, notes)
     kept, failed = _failed(policy, state, kept, found.told, notes)
     state = replace(_with_failures(state, failed), claims=tuple(kept))
     if may_ask(policy, state, now):
@@ -82,7 +84,7 @@ def _floor(
     now: int,
 ) -> list[WantedGang]:
     """The nodes up to the least number of the pool, beside those that gangs will bring."""
-    if any(one.job == FLOOR and now < one.until for one in state.failed):
+    if policy.is_off or any(one.job == FLOOR and now < one.until for one in state.failed):
         return []
     lacking = policy.min_nodes - len(facts.nodes)
     open_one = next((one.gang for one in state.claims if one.gang.job == FLOOR), None)
@@ -95,6 +97,7 @@ def _floor(
 
 
 def _ended(
+    policy: ScalingPolicy,
     state: PoolScaling,
     facts: PoolFacts,
     wanted: Mapping[int, WantedGang],
@@ -107,7 +110,11 @@ def _ended(
         job, gang = one.gang.job, wanted.get(one.gang.job)
         if gang is not None and gang.nodes == one.gang.nodes:
             going.append(one)
-        elif job in facts.held or job in fit_now or (job == FLOOR and gang is None):
+        elif (
+            job in facts.held
+            or job in fit_now
+            or (job == FLOOR and gang is None and not policy.is_off)
+        ):
             met.append(one)
         else:
             gone.append(one)
@@ -116,6 +123,8 @@ def _ended(
         notes.note(DecisionKind.MET, text, _total(met), tuple(one.gang.job for one in met))
     if gone:
         text = f"{_names(gone)} need no new nodes any more"
+        if policy.is_off:
+            text = f"nothing is requested for {_names(gone)}: autoscaling of the pool is off"
         notes.note(DecisionKind.WITHDRAWN, text, _total(gone), tuple(one.gang.job for one in gone))
     return going
 

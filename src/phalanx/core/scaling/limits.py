@@ -24,6 +24,8 @@ def room_of(policy: ScalingPolicy, state: PoolScaling, facts: PoolFacts) -> Room
 
 
 def _rooms(policy: ScalingPolicy, state: PoolScaling, facts: PoolFacts) -> list[Room]:
+    if policy.is_off:
+        return [Room(0, "autoscaling of the pool is off")]
     there = len(facts.nodes)
     found = [Room(max(0, policy.max_nodes - there), f"the pool may have {policy.max_nodes} nodes")]
     if policy.max_slots is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 FLOOR = 0
@@ -26,11 +26,54 @@ class ScalingPolicy:
     grow_within_us: int = 900_000_000  # time in which requested nodes must be there
     hourly_nano: int | None = None  # most US dollars (1e-9) that the pool may cost in an hour
     daily_nano: int | None = None  # most US dollars (1e-9) that the pool may cost in a day, UTC
+    is_off: bool = False  # whether the pool keeps the nodes that it has
+    set_by: str = ""  # actor that set bounds by command; empty: those of the file
 
     @property
     def has_budget(self) -> bool:
         """Whether money limits the pool."""
         return self.hourly_nano is not None or self.daily_nano is not None
+
+    @property
+    def bounds_in_words(self) -> str:
+        """The bounds, and where they come from."""
+        off = ", autoscaling is off" if self.is_off else ""
+        source = f"set by {self.set_by}" if self.set_by else "from the pool file"
+        return f"{self.min_nodes} to {self.max_nodes} nodes{off}, {source}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingBounds:
+    """Bounds of a pool that were set while the control plane ran; they precede those of its pool file."""
+
+    set_at: int  # microseconds UTC
+    set_by: str  # actor
+    min_nodes: int | None = None  # None: that of the file
+    max_nodes: int | None = None  # None: that of the file
+    is_off: bool = False  # whether the pool keeps the nodes that it has
+
+    @property
+    def says_something(self) -> bool:
+        """Whether anything differs from the file."""
+        return self.is_off or self.min_nodes is not None or self.max_nodes is not None
+
+    def over(self, policy: ScalingPolicy) -> ScalingPolicy:
+        """The policy of the file with these bounds.
+
+        The file may have been changed since they were set: a bound that was set holds, and the other one
+        of the file gives way.
+        """
+        least = policy.min_nodes if self.min_nodes is None else self.min_nodes
+        most = policy.max_nodes if self.max_nodes is None else self.max_nodes
+        if self.max_nodes is None:
+            most = max(least, most)
+        return replace(
+            policy,
+            min_nodes=min(least, most),
+            max_nodes=most,
+            is_off=self.is_off,
+            set_by=self.set_by,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +116,7 @@ class DecisionKind(StrEnum):
     DRAINED = "drained"  # jobs save and leave a node that is too many
     RETURNED = "returned"  # a node that was drained is used again
     KEPT = "kept"  # nodes are too many, and their jobs would lose work
+    RESIZED = "resized"  # the bounds were changed, by a command or the pool file
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +187,7 @@ class PoolScaling:
     spent_nano: int = 0  # cost of the present nodes since the begin of the day, UTC
     decisions: tuple[ScalingDecision, ...] = ()  # the oldest first
     counts: tuple[tuple[str, int], ...] = ()  # decisions ever made, by kind
+    bounds: str = ""  # in words, as the last step knew them
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ def release(
     idle = {one.id for one in facts.nodes if one.usable and not one.jobs and one.id not in needed}
     leaving = tuple(name for name in state.leaving if name in there)
     released = tuple(name for name in state.released if name in idle)
+    if policy.is_off:
+        return _keep_all(state, leaving, notes)
     state = replace(state, leaving=leaving, released=released)
     most, limit = ceiling(policy, facts)
     excess = len(there) - len(leaving) - max(most, policy.min_nodes)
@@ -60,6 +62,14 @@ def release(
     if excess > 0:
         return _shrink(state, facts, idle, excess, limit, notes)
     return Release(_let_go(policy, state, facts, idle, notes))
+
+
+def _keep_all(state: PoolScaling, leaving: tuple[str, ...], notes: StepNotes) -> Release:
+    """Take back every release and drain that the autoscaler has not followed yet."""
+    if leaving:
+        text = f"{_names(leaving)} may be used again: autoscaling of the pool is off"
+        notes.note(DecisionKind.RETURNED, text, len(leaving), nodes=leaving)
+    return Release(replace(state, leaving=(), released=()), undrain=leaving)
 
 
 def _shrink(

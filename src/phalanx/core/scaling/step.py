@@ -82,7 +82,8 @@ def finish(
 ) -> ScalingStep:
     """Decide: claims for gangs, nodes to keep, to release and to drain."""
     notes = StepNotes(now)
-    grown = grow(policy, asked.state, facts, found, asked.room, notes)
+    known = _bounded(policy, asked.state, notes)
+    grown = grow(policy, known, facts, found, asked.room, notes)
     shrunk = release(policy, grown.state, facts, found.wants.needed, notes)
     state = shrunk.state
     # In a pause nothing new is asked for: what limits is told after it.
@@ -99,6 +100,14 @@ def finish(
     return ScalingStep(
         state, demand, shrunk.drain, shrunk.undrain, tuple(notes.found), grown.failed
     )
+
+
+def _bounded(policy: ScalingPolicy, state: PoolScaling, notes: StepNotes) -> PoolScaling:
+    """The state with the present bounds; a change of them is told."""
+    bounds = policy.bounds_in_words
+    if state.bounds and state.bounds != bounds:
+        notes.note(DecisionKind.RESIZED, f"bounds: {bounds}; before: {state.bounds}")
+    return replace(state, bounds=bounds)
 
 
 def refuse(

@@ -13,7 +13,7 @@ from phalanx.core.contract.job import JobContract
 from phalanx.core.gang.placement import Node, NodeShare, Placement
 from phalanx.core.reasons import Cause
 from phalanx.core.scaling.future import future_nodes
-from phalanx.core.scaling.model import PoolDemand, ScalingPolicy
+from phalanx.core.scaling.model import PoolDemand, ScalingBounds, ScalingPolicy
 from phalanx.errors import ExecutorUnavailable, LaunchError, Problem, ServerError
 from phalanx.executors.kubernetes import deaths, kueue
 from phalanx.executors.kubernetes.client import KubernetesClient, Object
@@ -73,6 +73,7 @@ class KubernetesExecutor:
         self._seen: tuple[int, ...] = ()  # changes that the last inventory knew
         self._last: tuple[Node, ...] = ()
         self._known: dict[str, KnownNode] = {}
+        self._bounds: ScalingBounds | None = None
         self._admission = PodAdmission(pool, self._client, self._nodes, owner)
         self._launcher = PodLauncher(self._client, pool, home, owner, self._pods)
         self._silence = deaths.NodeSilence(time.monotonic)
@@ -88,7 +89,9 @@ class KubernetesExecutor:
         """Raise ServerError where only a driver of dynamic resources serves the GPUs of the pool."""
         self._slices.wait_answer(_SLICES_S)
         try:
-            served, with_slots = served_by_drivers(self._pool, self._nodes.read(), self._drivers())
+            served, with_slots = served_by_drivers(
+                self._pool, self._nodes.read(), _drivers(self._slices)
+            )
         except ExecutorUnavailable:
             return  # its nodes are closed where that is so
         said = dynamic_resources.refusal(self._pool.name, served, with_slots)
@@ -102,18 +105,11 @@ class KubernetesExecutor:
         changes = tuple(one.num_changes for one in mirrors)  # before they are read
         nodes, pods, now = self._nodes.read(), self._pods.read(), time.monotonic()
         if changes != self._seen or now >= self._labels.until:
-            kept, drivers = self._labels.kept(nodes, now), self._drivers()
+            kept, drivers = self._labels.kept(nodes, now), _drivers(self._slices)
             present = nodes_of(self._pool, kept, pods, self._owner, self._known, drivers)
-            self._last = (*present, *_future(self._pool, present))
+            self._last = (*present, *_future(self._pool, present, self._bounds))
             self._seen = changes
         return self._last
-
-    def _drivers(self) -> dict[str, str]:
-        """The drivers of GPUs by node; clusters before 1.34, and without the right to ask, tell none."""
-        try:
-            return dynamic_resources.drivers(self._slices.read())
-        except ExecutorUnavailable:
-            return {}
 
     # -- the autoscaler ----------------------------------------------------------------------------
 
@@ -139,6 +135,11 @@ class KubernetesExecutor:
         self._pool = self._pool.model_copy(update={"scaling": scaling})
         self._requests = NodeRequests(self._client, self._pool, self._owner)
         self._seen = ()
+
+    def set_bounds(self, bounds: ScalingBounds | None) -> None:
+        """See `AdjustableExecutor`. Open requests stay: they are replaced with the next demand."""
+        if bounds != self._bounds:
+            self._bounds, self._seen = bounds, ()
 
     def close(self) -> None:
         """End the connections. Pods in the cluster continue."""
@@ -352,13 +353,24 @@ class KubernetesExecutor:
             delete(self._client, names.path("configmaps", note.anchor), {})
 
 
-def _future(pool: KubernetesPool, present: Sequence[Node]) -> tuple[Node, ...]:
+def _drivers(slices: Reflector) -> dict[str, str]:
+    """The drivers of GPUs by node; clusters before 1.34, and without the right to ask, tell none."""
+    try:
+        return dynamic_resources.drivers(slices.read())
+    except ExecutorUnavailable:
+        return {}
+
+
+def _future(
+    pool: KubernetesPool, present: Sequence[Node], bounds: ScalingBounds | None
+) -> tuple[Node, ...]:
     """Nodes that the cluster's autoscaler could add."""
     scaling = pool.scaling
     if scaling is None:
         return ()
     pattern = future_pattern(pool, scaling.node)
-    return future_nodes(scaling.to_core(), pattern, present, levels=pool.topology)
+    policy = scaling.to_core() if bounds is None else bounds.over(scaling.to_core())
+    return future_nodes(policy, pattern, present, levels=pool.topology)
 
 
 def _used_nodes(pods: Sequence[Object], owner: str) -> set[str]:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from phalanx import __version__
 from phalanx.core.gang.placement import Node, NodeShare, Placement
-from phalanx.core.scaling.model import PoolDemand, ScalingPolicy
+from phalanx.core.scaling.model import PoolDemand, ScalingBounds, ScalingPolicy
 from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.outbound import outbound
 from phalanx.executors.protocol import OutputSize, SupervisorRef, SupervisorStatus
@@ -189,6 +189,10 @@ class RayExecutor:
     def set_scaling(self, scaling: ScalingSection | None) -> None:
         """Use another section `scaling` of the pool from now on."""
         self._inventory.policy = scaling
+
+    def set_bounds(self, bounds: ScalingBounds | None) -> None:
+        """See `AdjustableExecutor`."""
+        self._inventory.bounds = bounds
 
     def request(self, pool: str, demand: PoolDemand) -> Mapping[int, str]:
         """See `ScalableExecutor`. Ray takes one request for all that is to fit at the same time."""

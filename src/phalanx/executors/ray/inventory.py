@@ -9,7 +9,7 @@ from typing import Any
 from phalanx.core.gang.placement import Node
 from phalanx.core.residency import LABEL
 from phalanx.core.scaling.future import future_nodes
-from phalanx.core.scaling.model import NodeWish
+from phalanx.core.scaling.model import NodeWish, ScalingBounds
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.schemas.pools.traits import NodeTraits, TraitValues, traits_of_labels
 
@@ -40,6 +40,7 @@ class RayInventory:
     def __init__(self, pool: RayPool) -> None:
         self._pool = pool
         self.policy = pool.scaling  # may be replaced while it is in use
+        self.bounds: ScalingBounds | None = None  # set beside the section; may be replaced too
         self._known: dict[str, RayNode] = {}
 
     def known(self, node_id: str) -> RayNode | None:
@@ -113,9 +114,10 @@ class RayInventory:
             num_cpus=scaling.node.cpus,
             memory_bytes=scaling.node.memory or traits.memory or 0,
         )
-        return future_nodes(
-            scaling.to_core(), traits.on(pattern), present, levels=self._pool.topology
-        )
+        policy = scaling.to_core()
+        if self.bounds is not None:
+            policy = self.bounds.over(policy)
+        return future_nodes(policy, traits.on(pattern), present, levels=self._pool.topology)
 
     def bundle(self, known: RayNode, num_slots: int, cpus: int) -> dict[str, float]:
         """The Ray bundle of `num_slots` slots of a node: the slots and their share of its CPUs."""

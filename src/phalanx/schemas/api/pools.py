@@ -10,6 +10,23 @@ from pydantic import Field
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, ShownAs
 from phalanx.schemas.pools.pool_file import PoolFile
 from phalanx.schemas.pools.project_file import ProjectFile
+from phalanx.schemas.spec.fields import MAX_NODES
+
+
+class PoolBoundsView(ResponseBody):
+    """The bounds of a pool that can grow, in effect and as its pool file says.
+
+    With autoscaling off the pool keeps the nodes that it has.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    autoscaling: Literal["on", "off"] = "on"
+    source: Literal["file", "set"] = "file"  # set: by `pools scale`, which precedes the file
+    file_min_nodes: int
+    file_max_nodes: int
+    set_at: At | None = None
+    set_by: str | None = None
 
 
 class PoolView(ResponseBody):
@@ -29,6 +46,7 @@ class PoolView(ResponseBody):
     spot: bool = False
     num_waiting: int = 0  # jobs that may run here and wait
     num_future: int = 0  # nodes that its cluster's autoscaler could add
+    scaling: PoolBoundsView | None = None  # None: the pool cannot grow
     applied_at: At | None = None  # None: the machine itself, from no pool file
     spec: dict[str, Any] | None = None  # its part of the pool file, for a single pool
 
@@ -57,7 +75,7 @@ class ScalingDecisionView(ResponseBody):
     """A decision with its reason.
 
     `kind`: asked, met, withdrawn, failed or limited, about new nodes; released, drained, returned or kept,
-    about present ones.
+    about present ones; resized: the bounds were changed.
     """
 
     at: At
@@ -75,6 +93,7 @@ class PoolScalingView(ResponseBody):
     min_nodes: int
     max_nodes: int
     max_slots: int | None = None
+    bounds: PoolBoundsView  # with their source
     num_nodes: int = 0  # present nodes
     num_requested: int = 0  # nodes that were requested and are not there yet
     per_hour: Decimal | None = None  # budget of an hour
@@ -86,6 +105,14 @@ class PoolScalingView(ResponseBody):
     draining: list[str] = Field(default_factory=list)  # nodes that jobs leave because of a limit
     limits: list[str] = Field(default_factory=list)  # what keeps the pool from growing now
     decisions: list[ScalingDecisionView] = Field(default_factory=list)  # the newest first
+
+
+class ScalePoolRequest(RequestBody):
+    """Set bounds of a pool, or turn its autoscaling off and on; what is absent stays as it is."""
+
+    min_nodes: Annotated[int, Field(strict=True, ge=0, le=MAX_NODES)] | None = None
+    max_nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None = None
+    autoscaling: Literal["on", "off"] | None = None
 
 
 class DeviceUserView(ResponseBody):

@@ -22,6 +22,7 @@ from phalanx.services.planning.scaling import scaling_step
 from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.services.platform import Platform
 from phalanx.services.quotas.usage import quotas_step
+from phalanx.services.resources.scaling import SCALING
 from phalanx.services.retention.expired_data import RetentionProgress, retention_step
 from phalanx.services.retention.expiry import ExpiryProgress, expiry_step
 from phalanx.services.retention.work import deletions_step
@@ -176,7 +177,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         ServiceLoop("budgets", spend, (BUDGETS,), _BUDGETS_TICK_S),
         ServiceLoop("polling", _Polling(platform, ticks).step, (LEAVING,), ticks.poll_tick_s),
         ServiceLoop("draining", drain, (), ticks.draining_tick_s),
-        ServiceLoop("scaling", scale, (), ticks.scaling_tick_s),
+        ServiceLoop("scaling", scale, (SCALING,), ticks.scaling_tick_s),
         _anomaly_loop(context, platform),
         *_retention_loops(context, platform),
     )

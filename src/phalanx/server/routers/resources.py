@@ -19,6 +19,7 @@ from phalanx.schemas.api.pools import (
     PoolView,
     ProjectView,
     QuotaList,
+    ScalePoolRequest,
     SchedulerPolicyView,
     SetPolicyRequest,
     StoreView,
@@ -29,7 +30,7 @@ from phalanx.server.strict_requests import ObjectName, SearchText, StrictRoute
 from phalanx.services.planning import policy
 from phalanx.services.quotas.usage import list_quotas
 from phalanx.services.resources import inventory, pools, projects
-from phalanx.services.resources.scaling import show_scaling
+from phalanx.services.resources.scaling import reset_scaling, scale_pool, show_scaling
 from phalanx.services.resources.stores import list_stores
 
 router = APIRouter(prefix="/api/v1", tags=["resources"], route_class=StrictRoute)
@@ -60,6 +61,19 @@ def get_pool(here: Here, by: By, name: ObjectName) -> PoolView:
 def get_scaling(here: Here, name: ObjectName) -> PoolScalingView:
     """The scaling of a pool: its bounds, its open requests for nodes, and its decisions."""
     return show_scaling(here.platform, name)
+
+
+@router.put("/pools/{name}/scaling", openapi_extra=_CHANGE)
+def put_scaling(here: Here, by: By, name: ObjectName, request: ScalePoolRequest) -> PoolScalingView:
+    """Set bounds of a pool, or turn its autoscaling off or on; they precede those of the pool file."""
+    return scale_pool(here.platform, name, request, here.clock.now(), by.actor)
+
+
+@router.delete("/pools/{name}/scaling", status_code=204, openapi_extra=_CHANGE)
+def delete_scaling(here: Here, name: ObjectName) -> Response:
+    """Return to the bounds of the pool file; may be repeated."""
+    reset_scaling(here.platform, name)
+    return Response(status_code=204)
 
 
 @router.delete("/pools/{name}", status_code=204, openapi_extra=_CHANGE)

@@ -20,7 +20,7 @@ def draining_step(platform: Platform, now: int) -> tuple[int, ...]:
     """Preempt jobs on draining nodes and return their numbers. Raises ExecutorUnavailable."""
     if not platform.store.view(jobs.count_live):
         return ()
-    nodes = platform.executor.inventory()
+    nodes = platform.inventory()
     leaving = {node.id: node for node in nodes if node.leaves_at is not None}
     if not leaving:
         return ()

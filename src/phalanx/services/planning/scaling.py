@@ -37,6 +37,7 @@ from phalanx.services.lifecycle.commit import Note, commit_events
 from phalanx.services.planning.scheduling import view_of
 from phalanx.services.platform import Platform
 from phalanx.services.resources import pools
+from phalanx.services.resources.bounds import scaling_policies
 from phalanx.store import jobs, planning
 from phalanx.store.cost import prices
 from phalanx.store.database import Tx
@@ -65,7 +66,7 @@ def scaling_step(platform: Platform, now: int) -> None:
     executor = platform.executor
     if not isinstance(executor, ScalableExecutor):
         return
-    policies = executor.scaling_policies()
+    policies = scaling_policies(platform)
     if not policies:
         return
     view = view_of(platform, now)

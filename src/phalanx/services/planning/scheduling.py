@@ -48,7 +48,7 @@ class Step:
 
 def view_of(platform: Platform, now: int) -> SchedulerView:
     """The current planner input. Raises ExecutorUnavailable when the nodes are not known."""
-    return _view(platform, tuple(platform.executor.inventory()), now)
+    return _view(platform, platform.inventory(), now)
 
 
 def _view(platform: Platform, real: tuple[Node, ...], now: int) -> SchedulerView:
@@ -70,7 +70,7 @@ def scheduling_step(
     Until `spare_until`, planning is skipped if all new jobs belong to equivalence classes that
     were blocked: few could start. Their starts and pending reasons wait for the next pass.
     """
-    real = tuple(platform.executor.inventory())
+    real = platform.inventory()
     with platform.store.turn():
         view = _view(platform, real, now)
         if now < spare_until and platform.scheduler_cache.only_longer_classes(view):

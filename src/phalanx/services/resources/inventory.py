@@ -17,6 +17,7 @@ from phalanx.schemas.api.pools import ChangeView, DeviceUserView, DeviceView, No
 from phalanx.schemas.pools.pool_file import ClusterPool, PoolSpec
 from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.services.platform import Platform
+from phalanx.services.resources.bounds import BoundedPolicy, bounded_policies
 from phalanx.store import jobs, planning, resources
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
@@ -27,19 +28,20 @@ from phalanx.store.resources import Applied, NodeMark
 class _Inventory:
     """Everything the views need, read in one transaction."""
 
-    nodes: tuple[Node, ...]  # that are there
+    nodes: tuple[Node, ...]  # present ones
     future: tuple[Node, ...]  # that autoscalers could add
     waiting: list[StoredJob]  # queued jobs
-    holding: list[StoredJob]  # jobs with slots
-    pools: dict[str, Applied]  # parts of pool files, by name
-    marks: dict[str, NodeMark]  # drains and cordons, by node
-    reserved: dict[str, list[int]]  # jobs that a node is reserved for, by node
-    devices: dict[str, Accelerator]  # by the device's identifier
+    holding: list[StoredJob]  # jobs that hold slots
+    pools: dict[str, Applied]  # from pool files, by name
+    marks: dict[str, NodeMark]  # drained and quarantined nodes, by name
+    reserved: dict[str, list[int]]  # owners of reservations by node
+    devices: dict[str, Accelerator]  # by id
+    bounds: dict[str, BoundedPolicy]  # of pools that can grow
     clusters: Mapping[str, ClusterPool]  # with or without nodes
 
 
 def _read(platform: Platform) -> _Inventory:
-    real = tuple(platform.executor.inventory())
+    real, bounds = platform.inventory(), bounded_policies(platform)
 
     def work(tx: Tx) -> _Inventory:
         waiting, holding = platform.scheduler_cache.rows.jobs(tx)
@@ -58,6 +60,7 @@ def _read(platform: Platform) -> _Inventory:
             reserved=reserved,
             devices=_devices_of(platform),
             clusters=platform.clusters.known(),
+            bounds=bounds,
         )
 
     return platform.store.view(work)
@@ -150,6 +153,7 @@ def _pool(found: _Inventory, name: str, nodes: Sequence[NodeView]) -> PoolView:
         price=max(prices, default=None),
         spot=any(node.reclaims_per_hour for node in nodes),
         num_waiting=len(open_to),
+        scaling=found.bounds[name].view() if name in found.bounds else None,
         num_future=sum(1 for node in found.future if node.pool == name),
         applied_at=None if applied is None else at_of(applied.applied_at),
     )

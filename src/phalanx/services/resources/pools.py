@@ -34,9 +34,10 @@ from phalanx.schemas.pools.pool_file import (
 from phalanx.services.caches.row_cache import LOCAL
 from phalanx.services.lifecycle.commit import QUEUE, commit_events
 from phalanx.services.platform import Platform
+from phalanx.services.resources.bounds import bounded_policies
 from phalanx.services.resources.inventory import change_views, suggestion
 from phalanx.services.resources.stores import tell_outside
-from phalanx.store import resources
+from phalanx.store import planning, resources
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
 from phalanx.store.resources import Applied, NodeMark
@@ -58,11 +59,23 @@ def apply_pools(platform: Platform, file: Mapping[str, Any], now: int, actor: st
         changes=[*(one.change for one in connected), *done.changes],
         warnings=[
             *notices,
+            *_preceding_bounds(platform, [pool.name for pool in found.clusters]),
             *(one.warning for one in connected if one.warning),
             *done.warnings,
             *tell_outside(platform, now, actor),
         ],
     )
+
+
+def _preceding_bounds(platform: Platform, names: Iterable[str]) -> list[str]:
+    """Warnings about bounds that were set by command and differ from those of the file."""
+    known = bounded_policies(platform)
+    return [
+        f"pool {name} keeps the bounds that were set: {known[name].policy.bounds_in_words}; "
+        f"`phalanx pools scale {name} --reset` returns to those of the file"
+        for name in names
+        if name in known and known[name].bounds is not None
+    ]
 
 
 def _apply_local(platform: Platform, found: PoolFile, now: int, actor: str) -> ApplyResponse:
@@ -94,6 +107,7 @@ def remove_pool(platform: Platform, name: str) -> None:
     if name in platform.clusters.known():
         _refuse_used(name, platform.store.view(platform.scheduler_cache.rows.jobs)[1])
         platform.clusters.forget(name)
+        platform.store.transact(lambda tx: planning.put_scaling_bounds(tx, name, None))
         return
     machine = _machine(platform)
 
@@ -135,6 +149,7 @@ def forget_pool(platform: Platform, name: str, owner: str | None) -> ForgetPoolR
             removed += executor.forget(name, one.owner)
             owner = one.owner
         platform.clusters.forget(name)
+        platform.store.transact(lambda tx: planning.put_scaling_bounds(tx, name, None))
         _audit_removal(platform, name, owner or "this control plane", removed)
         return ForgetPoolResponse(owner=owner or "", num_pods=removed, pool_removed=True)
     if owner not in {one.owner for one in known}:
@@ -208,7 +223,7 @@ def _refuse_cutting_off(
 
 def _machine(platform: Platform) -> list[Node]:
     """The nodes of this machine itself, with its accelerators."""
-    return [node for node in platform.executor.inventory() if node.pool == LOCAL]
+    return [node for node in platform.inventory() if node.pool == LOCAL]
 
 
 def _refuse_moving_devices(tx: Tx, machine: Sequence[Node], holding: Sequence[StoredJob]) -> None:

@@ -1,49 +1,117 @@
-"""The scaling of pools as the API shows it, and what a waiting job is told about requested nodes."""
+"""The scaling of pools: its bounds and how they are set, its view, and what a waiting job is told."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 from phalanx.core.cost.prices import NANO
-from phalanx.core.scaling.model import FLOOR, PoolScaling, ScalingPolicy
-from phalanx.errors import ExecutorUnavailable, NotFound
+from phalanx.core.scaling.model import FLOOR, PoolScaling, ScalingBounds, ScalingPolicy
+from phalanx.errors import ExecutorUnavailable, NotFound, Problem, SpecInvalid
 from phalanx.executors.protocol import ScalableExecutor
 from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.pools import (
     FailedRequestView,
     NodeRequestView,
     PoolScalingView,
+    ScalePoolRequest,
     ScalingDecisionView,
 )
+from phalanx.services.lifecycle.commit import QUEUE
 from phalanx.services.platform import Platform
+from phalanx.services.resources.bounds import BoundedPolicy, bounded_policies, file_policies
 from phalanx.services.resources.inventory import suggestion
 from phalanx.store import planning
+from phalanx.store.database import Tx
 
-
-def scaling_policies(platform: Platform) -> dict[str, ScalingPolicy]:
-    """The policies of the pools that can grow."""
-    executor = platform.executor
-    return dict(executor.scaling_policies()) if isinstance(executor, ScalableExecutor) else {}
+SCALING = "scaling"
+"""The topic that is published when bounds were set: the next step follows at once."""
 
 
 def scaling_states(platform: Platform) -> dict[str, tuple[ScalingPolicy, PoolScaling]]:
-    """The policy and the state of each pool that can grow."""
-    policies = scaling_policies(platform)
+    """The policy in effect and the state of each pool that can grow."""
+    return {name: (one.policy, state) for name, (one, state) in _states(platform).items()}
+
+
+def _states(platform: Platform) -> dict[str, tuple[BoundedPolicy, PoolScaling]]:
+    policies = bounded_policies(platform)
     states = platform.store.view(planning.scaling_states) if policies else {}
     return {name: (one, states.get(name, PoolScaling())) for name, one in policies.items()}
 
 
-def show_scaling(platform: Platform, pool: str) -> PoolScalingView:
-    """The scaling of one pool. Raises NotFound where it does not scale."""
-    found = scaling_states(platform)
+def scale_pool(
+    platform: Platform, pool: str, request: ScalePoolRequest, now: int, actor: str
+) -> PoolScalingView:
+    """Set bounds of a pool, which precede those of its pool file. What is not given stays as it is.
+
+    Raises NotFound where the pool does not scale, and SpecInvalid where its bounds contradict each other.
+    """
+    file = _file_policy(platform, pool)
+    if request == ScalePoolRequest():
+        raise SpecInvalid([Problem("", "give min_nodes, max_nodes or autoscaling")])
+
+    def work(tx: Tx) -> None:
+        known = planning.scaling_bounds(tx).get(pool)
+        before = known or ScalingBounds(now, actor)
+        after = replace(
+            before,
+            min_nodes=before.min_nodes if request.min_nodes is None else request.min_nodes,
+            max_nodes=before.max_nodes if request.max_nodes is None else request.max_nodes,
+            is_off=before.is_off if request.autoscaling is None else request.autoscaling == "off",
+        )
+        _refuse_contradiction(file, after)
+        if after != before:
+            after = replace(after, set_at=now, set_by=actor)
+        _put(tx, pool, after if after.says_something else None)
+
+    platform.store.transact(work)
+    return show_scaling(platform, pool)
+
+
+def reset_scaling(platform: Platform, pool: str) -> None:
+    """Return to the bounds of the pool file; may be repeated. Raises NotFound."""
+    _file_policy(platform, pool)
+    platform.store.transact(lambda tx: _put(tx, pool, None))
+
+
+def _put(tx: Tx, pool: str, bounds: ScalingBounds | None) -> None:
+    planning.put_scaling_bounds(tx, pool, bounds)
+    tx.touched.topics |= {SCALING, QUEUE}
+
+
+def _file_policy(platform: Platform, pool: str) -> ScalingPolicy:
+    found = file_policies(platform)
     if pool not in found:
         raise NotFound(f"pool {pool} has no `scaling`", suggestion(pool, found))
-    policy, state = found[pool]
+    return found[pool]
+
+
+def _refuse_contradiction(file: ScalingPolicy, bounds: ScalingBounds) -> None:
+    least = file.min_nodes if bounds.min_nodes is None else bounds.min_nodes
+    most = file.max_nodes if bounds.max_nodes is None else bounds.max_nodes
+    if least <= most:
+        return
+    source = {True: "that of the pool file", False: "set before or now"}
+    said = (
+        f"the pool would keep {least} nodes ({source[bounds.min_nodes is None]}) and have at most "
+        f"{most} ({source[bounds.max_nodes is None]}); set both bounds together"
+    )
+    raise SpecInvalid([Problem("min_nodes", said)])
+
+
+def show_scaling(platform: Platform, pool: str) -> PoolScalingView:
+    """The scaling of one pool. Raises NotFound where it does not scale."""
+    found = _states(platform)
+    if pool not in found:
+        raise NotFound(f"pool {pool} has no `scaling`", suggestion(pool, found))
+    bounded, state = found[pool]
+    policy = bounded.policy
     return PoolScalingView(
         pool=pool,
         min_nodes=policy.min_nodes,
         max_nodes=policy.max_nodes,
         max_slots=policy.max_slots,
+        bounds=bounded.view(),
         num_nodes=len(state.nodes),
         num_requested=sum(one.gang.num_new for one in state.claims),
         per_hour=_usd(policy.hourly_nano),

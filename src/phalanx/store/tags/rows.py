@@ -13,8 +13,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, select
 
+from phalanx.core.codec import encode
 from phalanx.store.database import Tx
 from phalanx.store.engines.many_rows import to_json
+from phalanx.store.planning import scaling_bounds
 from phalanx.store.tables import (
     accounts,
     cost_budgets,
@@ -71,15 +73,13 @@ def tag_of(tx: Tx, kind: Resource, values: Values) -> str | None:
     """The tag of a resource; None: it does not exist. A write transaction locks its rows."""
     query = _QUERIES[kind](values)
     rows = tx.conn.execute(query if tx.read_only else query.with_for_update()).all()
-    if kind in _ALWAYS:
-        return _digest([list(row) for row in rows])
-    if not rows:
+    if not rows and kind not in _ALWAYS:
         return None
     if kind is Resource.JOB:
         return settings_tag(rows[0].spec)
-    found = [list(row) for row in rows]
-    if kind is Resource.ACCOUNT:
-        found += [list(row) for row in tx.conn.execute(_roles(values))]
+    found: list[list[object]] = [list(row) for row in rows]
+    if kind in _BESIDE:
+        found += _BESIDE[kind](tx, values)
     return _digest(found)
 
 
@@ -100,11 +100,22 @@ def _some(
     return query.order_by(*(columns[name] for name in by))
 
 
-def _roles(values: Values) -> Select[tuple[object, ...]]:
+def _roles(tx: Tx, values: Values) -> list[list[object]]:
     subject = role_grants.c.subject == values["name"]
-    return _some(role_grants, ("project", "role"), subject, by=("project",))
+    query = _some(role_grants, ("project", "role"), subject, by=("project",))
+    return [list(row) for row in tx.conn.execute(query)]
 
 
+def _bounds(tx: Tx, values: Values) -> list[list[object]]:
+    found = scaling_bounds(tx).get(values["name"])
+    return [] if found is None else [[encode(found)]]
+
+
+# Rows of other tables that belong to a resource.
+_BESIDE: dict[Resource, Callable[[Tx, Values], list[list[object]]]] = {
+    Resource.ACCOUNT: _roles,
+    Resource.POOL: _bounds,
+}
 # A node without a mark, the policy of the start, and the pools and projects that no file names have no row
 # and still a state. A group without members does not exist.
 _ALWAYS = {Resource.NODE, Resource.POLICY, Resource.POOL, Resource.PROJECT}
