@@ -15,6 +15,7 @@ from phalanx.schemas.foreign.rules import Conversion
 from phalanx.schemas.foreign.tasks.sbatch import DIRECTIVE
 from phalanx.schemas.spec.document import read_text, validate_spec
 from phalanx.schemas.spec.job import JobSpec
+from phalanx.schemas.spec.lines import SpecSource
 from phalanx.schemas.spec.study import StudySpec, validate_study
 from phalanx.schemas.spec.support import check_supported
 
@@ -101,11 +102,11 @@ def study_of(found: Conversion, path: Path) -> StudySpec:
     return spec
 
 
-def specs_of(found: Conversion, path: Path, local: bool) -> list[JobSpec]:
+def specs_of(found: Conversion, path: Path, local: bool) -> list[tuple[JobSpec, SpecSource]]:
     """The specs of a conversion, those of a pipeline in order. Raises SpecInvalid with the file's lines."""
     if found.problems:
         raise SpecInvalid(found.problems, f"phalanx submit {path.name} --explain")
-    return [_spec_of(one, path, local) for one in found.all]
+    return [(_spec_of(one, path, local), _source(one, path)) for one in found.all]
 
 
 def _spec_of(found: Conversion, path: Path, local: bool) -> JobSpec:
@@ -143,8 +144,8 @@ def located(error: SpecInvalid, found: Conversion, path: Path, local: bool) -> S
 
 def _located(problem: Problem, found: Conversion, path: Path) -> Problem:
     """A problem of the spec with the line that the key comes from, where it is known."""
-    key = problem.path
-    while key and key not in found.lines:
-        key = key[: max(key.rfind("."), key.rfind("["), 0)]
-    where = f"{path.name}, line {found.lines[key]}: " if key else f"{path.name}: "
-    return Problem(f"{where}{problem.path}", problem.message, problem.value)
+    return SpecSource(path.name, found.lines).located(problem)
+
+
+def _source(found: Conversion, path: Path) -> SpecSource:
+    return SpecSource(path.name, found.lines, min(found.lines.values(), default=None))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from phalanx.schemas.api.jobs import JobView
     from phalanx.schemas.foreign.rules import Conversion
     from phalanx.schemas.spec.job import JobSpec
+    from phalanx.schemas.spec.lines import SpecSource
     from phalanx.sdk import PhalanxClient
 
 _CHUNK = 2**20
@@ -425,24 +426,19 @@ def _submit_files(session: Session, files: Sequence[Path], wanted: FileFlags, th
     """Submit the jobs of spec files and of other tools' files, and follow the one as `then` says."""
     from phalanx.cli.client.foreign_specs import lines_of
     from phalanx.errors import UserError
+    from phalanx.schemas.spec.lines import located
 
-    found: list[tuple[JobSpec, Path]] = []
     paths = [session.invocation.cwd / file for file in files]
     foreign = {path: _foreign_of(session, path, wanted) for path in paths}
     if any(one is not None and one.is_study for one in foreign.values()):
         _submit_search(session, foreign, wanted, then)
         return
-    for path in paths:
-        for spec in _specs_of(foreign[path], path, wanted):
-            if wanted.ranks is not None:
-                spec = _with_ranks(spec, wanted.ranks)
-            for key in ("on_final_failure", "resume_from"):
-                if (value := getattr(wanted, key)) is not None:
-                    spec = _with_checkpoint(spec, key, value)
-            if wanted.depends_on:
-                spec = _with_dependencies(spec, wanted.depends_on)
-            _refuse_unsupported(spec)
-            found.append((spec, _root(path, spec)))
+    entries = [(path, *one) for path in paths for one in _specs_of(foreign[path], path, wanted)]
+    sources = [source for _, _, source in entries]
+    found: list[tuple[JobSpec, Path]] = []
+    for path, spec, source in entries:
+        with located([source] if len(entries) > 1 else []):
+            found.append(_with_flags(path, spec, wanted))
     if wanted.explain:
         return
     if len(found) > 1 or found[0][0].array is not None:
@@ -450,7 +446,8 @@ def _submit_files(session: Session, files: Sequence[Path], wanted: FileFlags, th
             raise UserError(
                 "--follow is for one job", "use `phalanx wait` or `phalanx logs -f JOB`"
             )
-        _submit_batch(session, found, then == SHOW)
+        with located(sources):
+            _submit_batch(session, found, then == SHOW)
         return
     with lines_of(foreign[paths[0]], paths[0], wanted.local):
         if then == SHOW:
@@ -459,6 +456,19 @@ def _submit_files(session: Session, files: Sequence[Path], wanted: FileFlags, th
         session.begin()
         request = {"kind": "submit", "owner": session.invocation.owner()}
         _submit(session, *found[0], request, then)
+
+
+def _with_flags(path: Path, spec: JobSpec, wanted: FileFlags) -> tuple[JobSpec, Path]:
+    """A spec with the flags of the command, and its work directory. Raises SpecInvalid."""
+    if wanted.ranks is not None:
+        spec = _with_ranks(spec, wanted.ranks)
+    for key in ("on_final_failure", "resume_from"):
+        if (value := getattr(wanted, key)) is not None:
+            spec = _with_checkpoint(spec, key, value)
+    if wanted.depends_on:
+        spec = _with_dependencies(spec, wanted.depends_on)
+    _refuse_unsupported(spec)
+    return spec, _root(path, spec)
 
 
 def _foreign_of(session: Session, path: Path, wanted: FileFlags) -> Conversion | None:
@@ -492,10 +502,12 @@ def _submit_search(
             start_study(session, path, study, then == SHOW, detach=then == "leave")
 
 
-def _specs_of(foreign: Conversion | None, path: Path, wanted: FileFlags) -> list[JobSpec]:
+def _specs_of(
+    foreign: Conversion | None, path: Path, wanted: FileFlags
+) -> list[tuple[JobSpec, SpecSource]]:
     """The specs of a file, or of the file of another tool. Raises SpecInvalid."""
     from phalanx.cli.client.foreign_specs import explain, specs_of
-    from phalanx.schemas.spec.document import load_specs
+    from phalanx.schemas.spec.lines import load_specs
 
     if foreign is None:
         _refuse_file_flags(wanted.values, wanted.local, wanted.explain, path.name)
@@ -617,9 +629,9 @@ def spec_and_code(
 ) -> tuple[JobSpec, str]:
     """The one spec of a file, and the digest of the uploaded copy of its work directory."""
     from phalanx.errors import UserError
-    from phalanx.schemas.spec.document import load_specs
+    from phalanx.schemas.spec.lines import load_specs
 
-    specs = load_specs(path)
+    specs = [spec for spec, _ in load_specs(path)]
     if len(specs) != 1:
         raise UserError(f"{path.name} has {len(specs)} specs", "write one spec in the file")
     root = _root(path, specs[0])

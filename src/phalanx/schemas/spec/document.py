@@ -99,25 +99,6 @@ def read_yaml(text: str, origin: str, noun: str = "a job spec") -> dict[str, Any
     return {str(key): value for key, value in data.items()}
 
 
-def load_specs(path: Path) -> list[JobSpec]:
-    """The specs of a file, which may have several YAML documents. Raises SpecInvalid as `load_spec`."""
-    text = read_text(path)
-    try:
-        documents = list(yaml.load_all(text, Loader=SpecLoader))
-    except (yaml.YAMLError, RecursionError):
-        documents = []
-    if len(documents) < 2:
-        return [load_spec(path)]
-    found = []
-    for at, data in enumerate(documents):
-        if not isinstance(data, dict):
-            raise SpecInvalid([Problem(f"{path}, document {at + 1}", "is not a mapping")])
-        data = {str(key): value for key, value in data.items()}
-        _warn_of_old_names(data, str(path))
-        found.append(validate_spec(data, f"document {at + 1}: "))
-    return found
-
-
 def load_spec(source: str | Path) -> JobSpec:
     """A spec from a YAML text, or from the file at a Path. Raises SpecInvalid.
 
@@ -125,11 +106,11 @@ def load_spec(source: str | Path) -> JobSpec:
     """
     text, origin = (source, "spec") if isinstance(source, str) else (read_text(source), str(source))
     data = read_yaml(text, origin)
-    _warn_of_old_names(data, origin)
+    warn_of_old_names(data, origin)
     return validate_spec(data)
 
 
-def _warn_of_old_names(data: Mapping[str, Any], origin: str) -> None:
+def warn_of_old_names(data: Mapping[str, Any], origin: str) -> None:
     """Warn of keys that have another name now; `recovery` may still be anything."""
     recovery = data.get("recovery")
     if isinstance(recovery, dict) and "max_barren" in recovery:
@@ -168,7 +149,7 @@ def script_defaults(script: str, origin: str) -> dict[str, Any]:
     defaults = table.get("tool", {}).get("phalanx", {})
     if not isinstance(defaults, dict):
         raise SpecInvalid([Problem(f"{origin}: tool.phalanx", "must be a table")])
-    _warn_of_old_names(defaults, origin)
+    warn_of_old_names(defaults, origin)
     return defaults
 
 

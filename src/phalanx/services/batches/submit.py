@@ -92,8 +92,7 @@ def check_batch(
         try:
             found.append(_entry(platform, owned, limits, by))
         except SpecInvalid as error:
-            under = f"jobs[{at}]." if len(requests) > 1 else ""
-            problems += [replace(one, path=under + one.path) for one in error.problems]
+            problems += _under(error, at, len(requests))
     count = sum(len(one.jobs) for one in found)
     if count > MAX_JOBS:
         problems.append(Problem("jobs", f"at most {MAX_JOBS} jobs in one batch", str(count)))
@@ -101,6 +100,12 @@ def check_batch(
     if problems:
         raise SpecInvalid(problems)
     return found
+
+
+def _under(error: SpecInvalid, at: int, count: int) -> list[Problem]:
+    """The problems of an entry of a batch with its number, where there are several."""
+    under = f"jobs[{at}]." if count > 1 else ""
+    return [replace(one, path=under + one.path) for one in error.problems]
 
 
 def _with_differences(requests: Sequence[SubmitRequest]) -> list[SubmitRequest]:
@@ -146,15 +151,19 @@ def _name_problems(specs: Sequence[JobSpec]) -> list[Problem]:
     }
     wanted = {name for spec in specs for _, name in spec.depends_on.named()}
     problems = [
-        Problem("depends_on", "several jobs of the batch have this name", name)
+        Problem(f"jobs[{_last(names, name)}].name", "another job of the batch has this name", name)
         for name in sorted(wanted)
         if names.count(name) > 1
     ]
     circle = find_cycle(edges)
     if circle and not problems:
         said = f"the jobs wait for each other in a circle: {' → '.join(circle)}"
-        problems.append(Problem("depends_on", said))
+        problems.append(Problem(f"jobs[{names.index(circle[0])}].depends_on", said))
     return problems
+
+
+def _last(names: Sequence[str], name: str) -> int:
+    return max(at for at, one in enumerate(names) if one == name)
 
 
 def store_batch(
@@ -168,8 +177,11 @@ def store_batch(
         names[entry.spec.name] = range(num, num + len(entry.jobs))
         num += len(entry.jobs)
     fresh, num, num_waits = list[tuple[Submitted, JobFacts]](), first, 0
-    for entry in entries:
-        waits_for = dependencies.resolve(tx, entry.spec.depends_on, first, names, by)
+    for number, entry in enumerate(entries):
+        try:
+            waits_for = dependencies.resolve(tx, entry.spec.depends_on, first, names, by)
+        except SpecInvalid as error:
+            raise SpecInvalid(_under(error, number, len(entries)), error.hint) from None
         num_waits += len(waits_for) * len(entry.jobs)
         if num_waits > MAX_WAITS:
             said = f"at most {MAX_WAITS} dependencies of all jobs of a batch together"
