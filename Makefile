@@ -21,7 +21,7 @@ ON_POSTGRES := tests/unit/store tests/unit/services tests/unit/server tests/inte
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search bench-control bench-kubernetes chaos-control check format lock wheel tree sbom audit docs clean
+.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search bench-autoscaling bench-control bench-kubernetes chaos-control check format lock wheel tree sbom audit docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -92,6 +92,9 @@ bench-train: $(STAMP) ## median training step, against raw DDP (ARGS=--quick)
 
 bench-scheduler: $(STAMP) ## the planner against its goals; ARGS='--traces FOLDER' or ARGS=--quick
 	@$(BIN)/python bench/scheduler/run.py $(ARGS)
+
+bench-autoscaling: $(STAMP) ## a pool that grows against a fixed one; ARGS=--tune, '--seeds 20,21 --load 0.6 --boot 600'
+	@$(BIN)/python bench/scheduler/autoscaling.py $(ARGS)
 
 bench-kubernetes: $(STAMP) ## the Kubernetes executor against its goals; ARGS='--only gang,list,outage'
 	@$(BIN)/python bench/kubernetes.py $(ARGS)
