@@ -9,10 +9,27 @@ import pytest
 
 from integration.rig import URL, Rig
 from integration.test_control_job_life import launch
+from phalanx.core.contract.access import Scope
 from phalanx.core.jobs.desired import Action
-from phalanx.core.tunnels.model import JOIN_WITHIN_S, MAX_OF_JOB, SILENT_S
-from phalanx.errors import Conflict, NotFound, SpecInvalid, TooManyRequests, UserError
-from phalanx.schemas.wire.tunnels import OpenTunnelRequest
+from phalanx.core.tunnels.model import (
+    JOIN_WITHIN_S,
+    LINGER_S,
+    MAX_OF_JOB,
+    MAX_TUNNELS,
+    SILENT_S,
+)
+from phalanx.errors import (
+    Conflict,
+    NotFound,
+    PermissionDenied,
+    SpecInvalid,
+    TooManyRequests,
+    UserError,
+)
+from phalanx.schemas.wire.tunnels import MAX_CHUNK_BYTES, OpenTunnelRequest
+from phalanx.sdk import PhalanxClient
+from phalanx.server.tunnels import routes
+from phalanx.server.tunnels.registry import NodeKey, TunnelRegistry
 
 pytestmark = pytest.mark.integration
 NODE = "/api/v1/supervisors/tunnels"
@@ -171,3 +188,135 @@ def test_a_slow_reader_holds_back_its_sender(rig: Rig, running) -> None:
     assert len(read(rig, view.tunnel)[0]) == 1 << 17
     rig.client.tunnels.receive(1, view.tunnel, 1 << 17)
     assert node.send(view.tunnel, at, piece).json()["taken"] == at + len(piece)
+
+
+def of_role(rig: Rig, name: str, role: str) -> PhalanxClient:
+    """A client with all scopes of an account with a role in the project of the job."""
+    rig.client.accounts.add(name)
+    rig.client.accounts.grant(f"user:{name}", role, "default")
+    token = rig.client.create_token(name, [Scope.ADMIN], principal=f"user:{name}").token
+    return PhalanxClient(URL, token, transport=rig.transport)
+
+
+def test_a_member_that_owns_jobs_may_not_enter_them_and_an_operator_may(rig: Rig, running) -> None:
+    with of_role(rig, "ada", "member") as member, pytest.raises(PermissionDenied):
+        member.tunnels.open(1, LS)
+    with of_role(rig, "olga", "operator") as operator:
+        assert operator.tunnels.open(1, LS).job == 1
+
+
+def test_another_operator_does_not_reach_the_tunnel_of_the_first(rig: Rig, running) -> None:
+    _, node = running
+    view = rig.client.tunnels.open(1, LS)
+    node.waiting()
+    node.send(view.tunnel, 0, b"secret")
+    with of_role(rig, "olga", "operator") as other:
+        for call in (
+            lambda: other.tunnels.receive(1, view.tunnel, 0),
+            lambda: other.tunnels.send(1, view.tunnel, 0, b"rm -rf /"),
+            lambda: other.tunnels.end(1, view.tunnel),
+        ):
+            with pytest.raises(NotFound, match="no such tunnel"):
+                call()
+    assert read(rig, view.tunnel) == (b"secret", False, "")
+
+
+def test_the_supervisor_of_another_job_neither_gets_nor_reaches_a_tunnel(rig: Rig, running) -> None:
+    _, node = running
+    num = rig.submit(resources={"nodes": 1, "slots_per_node": 1})
+    foreign = NodeSide(rig, launch(rig, num))
+    view = rig.client.tunnels.open(1, LS)
+    assert foreign.waiting() == []
+    node.waiting()
+    assert foreign.read(view.tunnel).status_code == 404
+    assert foreign.send(view.tunnel, 0, b"x").status_code == 404
+    pretending = foreign.http.get(f"{NODE}/{view.tunnel}", params=node.key)
+    assert pretending.status_code == 401  # the token is of its own attempt
+    assert read(rig, view.tunnel) == (b"", False, "")
+
+
+def test_a_supervisor_of_an_attempt_that_is_over_reaches_nothing(rig: Rig, running) -> None:
+    supervisor, node = running
+    view = rig.client.tunnels.open(1, LS)
+    node.waiting()
+    supervisor.ended()
+    supervisor.leave()
+    rig.turn()
+    assert node.read(view.tunnel).status_code in (401, 403)
+    data, over, why = read(rig, view.tunnel)
+    assert (data, over, why) == (b"", True, "the attempt of the job is over")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"at": 0, "data": base64.b64encode(bytes(MAX_CHUNK_BYTES + 3)).decode()}, 422),
+        ({"at": -1, "data": ""}, 422),
+        ({"at": 2**63, "data": ""}, 422),
+        ({"at": 0, "data": "not base64!"}, 400),
+        ({"at": 7, "data": "eA=="}, 409),  # a gap
+    ],
+)
+def test_transfers_of_a_wrong_size_form_or_place_are_refused(
+    rig: Rig, running, body, status
+) -> None:
+    _, node = running
+    view = rig.client.tunnels.open(1, LS)
+    node.waiting()
+    assert node.http.post(f"{NODE}/{view.tunnel}", json=body).status_code == status
+    path = f"/api/v1/jobs/1/tunnels/{view.tunnel}"
+    assert rig.client._http.post(path, json=body).status_code == status
+    assert rig.client._http.get(path, params={"after": 9}).status_code == 409
+    assert read(rig, view.tunnel) == (b"", False, "")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"kind": "exec", "command": ["x" * ((1 << 17) + 1)]},
+        {"kind": "exec", "command": ["x"] * 1001},
+        {"kind": "exec", "command": ["a\0b"]},
+        {"kind": "exec", "command": [""]},
+        {"kind": "exec", "command": ["x"], "rank": -1},
+        {"kind": "exec", "command": ["x"], "rows": 0},
+        {"kind": "forward", "port": 0},
+        {"kind": "forward", "port": 65536},
+        {"kind": "shell", "command": ["x"]},
+    ],
+)
+def test_requests_beyond_the_limits_are_refused(rig: Rig, running, wanted) -> None:
+    _, node = running
+    answer = rig.client._http.post("/api/v1/jobs/1/tunnels", json=wanted)
+    assert answer.status_code == 422, answer.text
+    assert node.waiting() == []
+
+
+def test_a_tunnel_that_cannot_be_announced_counts_for_nothing(
+    rig: Rig, running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise Conflict("the ranks were restarted a moment ago", "try again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(routes, "announce", refuse)
+        for _ in range(MAX_OF_JOB + 1):
+            with pytest.raises(Conflict, match="restarted a moment ago"):
+                rig.client.tunnels.open(1, LS)
+    rig.client.tunnels.open(1, LS)
+
+
+def test_a_process_has_a_most_number_of_tunnels_over_all_jobs() -> None:
+    registry = TunnelRegistry(lambda: 0.0)
+    purpose = LS.to_core()
+    for number in range(MAX_TUNNELS):
+        registry.open(NodeKey(1 + number // MAX_OF_JOB, 1, 0), "ada", purpose)
+    with pytest.raises(TooManyRequests):
+        registry.open(NodeKey(10**6, 1, 0), "ada", purpose)
+    now = [0.0]
+    registry = TunnelRegistry(lambda: now[0])
+    for _ in range(MAX_OF_JOB):
+        registry.open(NodeKey(1, 1, 0), "ada", purpose)
+    now[0] = JOIN_WITHIN_S + 1  # no supervisor came: they are over, and count no more
+    registry.open(NodeKey(1, 1, 0), "ada", purpose)
+    now[0] += LINGER_S + 1
+    assert registry.join(NodeKey(1, 1, 0)) == [] or len(registry._tunnels) == 1

@@ -82,6 +82,13 @@ def _headers(fresh: bool) -> dict[str, str]:
     return {"Content-Type": "application/json"} | ({"Connection": "close"} if fresh else {})
 
 
+def _gone(error: PlatformError) -> str:
+    """Why a tunnel is given up: it lives in the memory of one process of the control plane."""
+    if isinstance(error, NotFound):
+        return "the process of the control plane that had it does not answer any more"
+    return error.message
+
+
 class ClientTunnel:
     """The client's side of one tunnel: `frames` in one thread, `send` in others."""
 
@@ -108,7 +115,7 @@ class ClientTunnel:
             except (NotFound, ServerUnavailable) as error:
                 # Another replica answered, or none: a new connection may reach the one that has it.
                 if time.monotonic() > until:
-                    self._end(error.message)
+                    self._end(_gone(error))
                     return
                 time.sleep(_PAUSE_S)
                 fresh = True
@@ -142,7 +149,7 @@ class ClientTunnel:
                 done = self._calls.send(job, tunnel, self._sent, data, fresh=fresh)
             except (NotFound, ServerUnavailable) as error:
                 if time.monotonic() > until:
-                    self._end(error.message)
+                    self._end(_gone(error))
                 time.sleep(_PAUSE_S)
                 fresh = True
                 continue
