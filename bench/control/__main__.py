@@ -6,9 +6,9 @@ import argparse
 import statistics
 import time
 
-from bench.control import lists, memory, phases, scrape, throughput
+from bench.control import lists, memory, metrics, phases, scrape, throughput
 
-PARTS = ("lists", "memory", "phases", "scrape", "throughput")
+PARTS = ("lists", "memory", "metrics", "phases", "scrape", "throughput")
 
 
 def _machine() -> str:
@@ -64,6 +64,8 @@ def main() -> int:
         kept.append(phases.report(databases, max(sizes), given.profile))
     if "memory" in wanted:
         kept.append(memory.report(databases, 64 if given.quick else 1024, 10_000 // scale))
+    if "metrics" in wanted:
+        kept.append(metrics.report(databases, 500 // scale, 40 // scale))
     if "scrape" in wanted:
         kept.append(scrape.report(databases, 100 if given.quick else 1_000))
     if "throughput" in wanted:

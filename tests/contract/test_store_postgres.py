@@ -25,9 +25,10 @@ from phalanx.store import (
     migrate,
     open_store,
     planning,
-    telemetry,
 )
 from phalanx.store.credentials import SESSION
+from phalanx.store.metrics import arrivals
+from phalanx.store.metrics.curves import CurveQuery, curves
 from phalanx.store.schema import metadata
 from phalanx.store.studies import checkpoint_pins
 from phalanx.testing.stores import NOW, Reopen, StoreContract, saved
@@ -85,11 +86,10 @@ def test_a_database_of_the_schema_before_is_brought_up_to_date(postgres: Postgre
         assert stored.job.num == num
         assert store.view(lambda tx, n=num: events.machine_log(tx, n))
     assert store.view(planning.reservations_now)[5].kind == planning.PREEMPTION
-    assert "loss" in store.view(lambda tx: telemetry.names_of(tx, 1))
-    wanted = {"names": ("loss",), "ranks": (1,)}
-    assert {p.rank for p in store.view(lambda tx: list(telemetry.points_of(tx, 1, **wanted)))} == {
-        1
-    }
+    assert "loss" in store.view(lambda tx: arrivals.names_of(tx, 1))
+    query = CurveQuery(names=("loss",), ranks=(1,))
+    (curve,) = store.view(lambda tx: curves(tx, [1], query))
+    assert (curve.rank, curve.samples.steps.tolist()) == (1, list(range(1, 9)))
     found = inspect(engine)
     assert set(found.get_table_names()) == {*metadata.tables, "alembic_version"}
     for name, table in metadata.tables.items():

@@ -92,12 +92,16 @@ def test_every_route_is_closed_to_all_but_its_own_callers(rig: Rig) -> None:
     assert rig.job(1).state == "starting"  # and nothing was done
 
 
+#: What a path has to be asked with, by its last word.
+_QUERIES = {"reconciliation": "?month=2026-11", "metrics": "?job=1&name=loss"}
+
+
 def test_the_token_opens_what_is_closed(rig: Rig) -> None:
     """The guard of the test above, off."""
     good = {"Authorization": f"Bearer {TOKEN}"}
     for method, path in routes(rig):
         if method == "GET" and "{" not in path and path not in _OPEN:
-            query = "?month=2026-11" if path.endswith("/reconciliation") else ""
+            query = _QUERIES.get(path.rpartition("/")[2], "")
             status = call(rig, method, path + query, good).status_code
             assert status == 200, path
 

@@ -12,7 +12,8 @@ from integration.rig import Rig
 from phalanx.services.lifecycle import code as code_service
 from phalanx.services.retention import expired_data as retention
 from phalanx.services.retention.expired_data import RetentionProgress, retention_step
-from phalanx.store.tables import commands, jobs, log_segments, metric_chunks
+from phalanx.store.schema.metrics import metric_chunks
+from phalanx.store.tables import commands, jobs, log_segments
 
 pytestmark = pytest.mark.integration
 DAY_S = 86_400

@@ -24,6 +24,7 @@ from phalanx.schemas.api.jobs import (
 )
 from phalanx.schemas.api.provenance import ProvenanceDiffView, ProvenanceView
 from phalanx.schemas.api.telemetry import (
+    CurvesView,
     LogPage,
     MetricsView,
     PostedPoint,
@@ -191,6 +192,7 @@ class JobCalls(Transport):
         names: Sequence[str] = (),
         ranks: Sequence[int] = (),
         after_step: int = -1,
+        to_step: int | None = None,
         max_points: int = 1000,
         role: str | None = None,
     ) -> MetricsView:
@@ -202,10 +204,34 @@ class JobCalls(Transport):
             "name": list(names),
             "rank": list(ranks),
             "after_step": after_step,
+            "to_step": to_step,
             "max_points": max_points,
             "role": role,
         }
         return self._get(f"{V1}/jobs/{num}/metrics", MetricsView, params)
+
+    def compare_metrics(
+        self,
+        nums: Sequence[int],
+        names: Sequence[str],
+        *,
+        ranks: Sequence[int] = (0,),
+        after_step: int = -1,
+        to_step: int | None = None,
+        max_points: int = 1000,
+        reduce: Literal["extremes", "mean", "last"] = "extremes",
+    ) -> CurvesView:
+        """Curves of up to 500 jobs at once; `reduce` says what an interval of a long curve is shown as."""
+        params = {
+            "job": list(nums),
+            "name": list(names),
+            "rank": list(ranks),
+            "after_step": after_step,
+            "to_step": to_step,
+            "max_points": max_points,
+            "reduce": reduce,
+        }
+        return self._get(f"{V1}/metrics", CurvesView, params)
 
     def post_metrics(
         self, num: int, points: Sequence[PostedPoint], *, rank: int | None = None

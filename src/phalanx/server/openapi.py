@@ -101,6 +101,7 @@ def _routes() -> list[BaseRoute]:
         made.include_router(one.router, responses=_ERRORS)
     made.include_router(retention.periods_router, responses=_ERRORS)
     made.include_router(telemetry.reports, responses=_ERRORS)
+    made.include_router(telemetry.comparing, responses=_ERRORS)
     made.include_router(telemetry.exposition, responses=_ERRORS)
     return made.routes
 

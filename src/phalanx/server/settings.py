@@ -273,6 +273,9 @@ class LoopSettings(SettingsGroup):
     scaling_tick_s: float = Field(
         default=5.0, gt=0, description="Nodes that pools ask their clusters for, and release."
     )
+    metrics_tick_s: float = Field(
+        default=5.0, gt=0, description="Roll-ups of metrics that have arrived."
+    )
     hanging_after_s: float = Field(
         default=300.0,
         gt=0,

@@ -349,6 +349,17 @@ def among_projects(tx: Tx, nums: Sequence[int], projects: Sequence[str]) -> set[
     return found
 
 
+def among(tx: Tx, nums: Sequence[int], projects: Sequence[str] | None) -> list[int]:
+    """Those of these numbers that are jobs, optionally of some projects only."""
+    found: list[int] = []
+    for start in range(0, len(nums), _BATCH):
+        query = select(jobs.c.num).where(jobs.c.num.in_(nums[start : start + _BATCH]))
+        if projects is not None:
+            query = query.where(jobs.c.project.in_(list(projects)))
+        found += tx.conn.execute(query.order_by(jobs.c.num)).scalars()
+    return found
+
+
 def ended_among(tx: Tx, nums: Sequence[int]) -> dict[int, bool]:
     """Whether each of these jobs has ended; jobs that do not exist are left out."""
     found: dict[int, bool] = {}

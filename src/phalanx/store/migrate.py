@@ -16,10 +16,11 @@ from phalanx.errors import Conflict, NotSupported, StoreCorrupt
 from phalanx.kit.text import random_hex
 from phalanx.store.engines.append_only import protect_audit_log
 from phalanx.store.schema import metadata
+from phalanx.store.schema.metric_points import convert
 from phalanx.store.tables import counters, facts
 
-HEAD = "0040"
-OLDEST_USER = "0033"
+HEAD = "0041b"
+OLDEST_USER = "0041b"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 
 A migration that only adds leaves it; one that takes or renames something sets it to its own revision.
@@ -46,6 +47,7 @@ COUNTERS = (
 )
 DATABASE_ID = "database_id"
 _OLDEST_USER = "oldest_user"
+_METRIC_COLUMNS = "0041"
 # Any number that other programs in the same database hardly use.
 _MIGRATING = 0x7068616C616E78
 _FOLDER = Path(__file__).parent / "migrations"
@@ -64,7 +66,19 @@ def to_head(engine: Engine) -> None:
             _create(engine)
         elif stored != HEAD and not _is_shared_with_later(engine, stored):
             _refuse_old_replicas(engine)
-            upgrade(engine, stored)
+            _upgrade_to_head(engine, stored)
+
+
+def _upgrade_to_head(engine: Engine, stored: str) -> None:
+    """Upgrade with one stop: metrics of earlier releases are many, and move in many transactions."""
+    with engine.connect() as conn:
+        names = set(inspect(conn).get_table_names())
+    if "metric_series" not in names:
+        upgrade(engine, stored, _METRIC_COLUMNS)
+        stored, names = _METRIC_COLUMNS, names | {"metric_points"}
+    if "metric_points" in names:
+        convert(engine)
+    upgrade(engine, stored)
 
 
 def _is_shared_with_later(engine: Engine, stored: str) -> bool:
@@ -160,6 +174,8 @@ def upgrade(engine: Engine, stored: str | None, target: str = HEAD) -> None:
         if stored is not None:
             ScriptDirectory.from_config(config).get_revision(stored)
         with engine.begin() as conn:
+            if engine.dialect.name == "sqlite":
+                conn.exec_driver_sql("BEGIN IMMEDIATE")
             config.attributes["connection"] = conn
             command.upgrade(config, target)
             if target == HEAD:

@@ -356,31 +356,6 @@ request_keys = Table(
     Column("created_at", BigInteger, nullable=False, index=True),
 )
 
-metric_chunks = Table(
-    "metric_chunks",
-    metadata,
-    _key("id"),
-    Column("job", BigInteger, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("generation", Integer, nullable=False),
-    Column("node_rank", Integer, nullable=False),
-    Column("first_step", BigInteger, nullable=False),
-    Column("last_step", BigInteger, nullable=False),
-    Column("points", JSON, nullable=False),  # [[rank, step, at, {name: value}], …]
-    # The lowest and the highest rank in `points`: a query for some ranks skips other chunks.
-    Column("first_rank", Integer, nullable=False, server_default=text("0")),
-    Column("last_rank", Integer, nullable=False, server_default=text("2147483647")),
-    Index(None, "job", "id"),
-    Index(None, "job", "first_rank", "last_rank"),
-)
-
-metric_names = Table(
-    "metric_names",
-    metadata,
-    _key("job"),
-    Column("name", String(512), primary_key=True),
-)
-
 log_segments = Table(
     "log_segments",
     metadata,

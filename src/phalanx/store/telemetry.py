@@ -1,42 +1,32 @@
-"""Metric chunks and log segments: bulk data outside the event log, read by cursor."""
+"""Log segments: bulk data outside the event log, read by cursor."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    RowMapping,
     Select,
     Table,
-    Text,
     and_,
-    cast,
     func,
-    or_,
     select,
     text,
 )
 
-from phalanx.core.contract.records import MetricPoint
 from phalanx.store.database import (
     Tx,
     columns_of,
-    numbers_of,
-    plain_numbers,
     read,
     take_numbers,
 )
-from phalanx.store.engines.many_rows import to_json
 from phalanx.store.tables import (
     log_segments,
     log_streams,
     log_volumes,
-    metric_chunks,
-    metric_names,
 )
 
 # Readers return a longer line in pieces, so the start of one is shorter.
@@ -74,25 +64,9 @@ class LogSegment:
     data: bytes  # raw output
 
 
-@dataclass(frozen=True, slots=True)
-class MetricChunk:
-    """The points of one report of a supervisor; their times are on the control plane's clock."""
-
-    id: int
-    job: int
-    attempt: int
-    generation: int
-    points: list[MetricPoint]
-
-
 def logs_topic(job: int) -> str:
     """The notification topic of new log segments of a job."""
     return f"logs:{job}"
-
-
-def metrics_topic(job: int) -> str:
-    """The notification topic of new metrics of a job."""
-    return f"metrics:{job}"
 
 
 def _of_stream(job: int, key: StreamKey) -> ColumnElement[bool]:
@@ -318,124 +292,6 @@ def last_log_id(tx: Tx, job: int) -> int:
     return int(tx.conn.execute(query).scalar() or 0)
 
 
-def add_points(
-    tx: Tx, key: tuple[int, int, int], node_rank: int, points: Sequence[MetricPoint]
-) -> None:
-    """Append one chunk of points; `key` is (job, attempt, generation)."""
-    if not points:
-        return
-    job, attempt, generation = key
-    ranks = [point.rank for point in points]
-    row = {
-        "id": take_numbers(tx, "metric"),
-        "job": job,
-        "attempt": attempt,
-        "generation": generation,
-        "node_rank": node_rank,
-        "first_step": min(point.step for point in points),
-        "last_step": max(point.step for point in points),
-        "points": [[*one[:3], plain_numbers(one.values)] for one in points],
-        "first_rank": min(ranks),
-        "last_rank": max(ranks),
-    }
-    tx.conn.execute(metric_chunks.insert(), row)
-    tx.touched.topics.add(metrics_topic(job))
-    _add_names(tx, job, {name for point in points for name in point.values})
-
-
-def _add_names(tx: Tx, job: int, names: set[str]) -> None:
-    fresh = names.difference(names_of(tx, job))
-    if fresh:
-        # Supervisors of one job may add the same name at the same time.
-        insert = text(
-            "INSERT INTO metric_names (job, name) VALUES (:job, :name) ON CONFLICT DO NOTHING"
-        )
-        tx.conn.execute(insert, [{"job": job, "name": name} for name in sorted(fresh)])
-
-
-def names_of(tx: Tx, job: int) -> list[str]:
-    """The names of all metrics that a job has reported."""
-    query = select(metric_names.c.name).where(metric_names.c.job == job)
-    return list(tx.conn.execute(query).scalars())
-
-
-def points_of(
-    tx: Tx, job: int, *, names: Sequence[str] = (), ranks: Sequence[int] = (), after_step: int = -1
-) -> Iterator[MetricPoint]:
-    """A job's points after step `after_step` in the order of arrival, optionally of some ranks only.
-
-    With `names`, points without any of these metrics may be left out. Rows are read as the iterator
-    advances, inside the transaction: a long job has many.
-    """
-    query = chunk_query(job, names=names, ranks=ranks, after_step=after_step)
-    wanted = frozenset(ranks)
-    with tx.conn.execute(query, execution_options=_FEW_AT_A_TIME) as rows:
-        for row in rows.mappings():
-            for rank, step, at, values in row["points"]:
-                if step > after_step and (not wanted or rank in wanted):
-                    yield MetricPoint(rank, step, at, numbers_of(values))
-
-
-def chunk_query(
-    job: int, *, names: Sequence[str] = (), ranks: Sequence[int] = (), after_step: int = -1
-) -> Select[Any]:
-    """The chunks that may hold points of these metrics and ranks after a step, in order of arrival."""
-    here = metric_chunks.c
-    query = select(here.points).where(here.job == job, here.last_step > after_step)
-    if ranks:
-        query = query.where(here.first_rank <= max(ranks), here.last_rank >= min(ranks))
-    if names:
-        stored = cast(here.points, Text)
-        keys = [stored.contains(to_json(name), autoescape=True) for name in names]
-        query = query.where(or_(*keys))
-    return query.order_by(here.id)
-
-
-def last_chunks(tx: Tx, job: int, *, num_chunks: int = 4) -> list[MetricChunk]:
-    """The newest chunks of a job, oldest first."""
-    query = (
-        select(metric_chunks)
-        .where(metric_chunks.c.job == job)
-        .order_by(metric_chunks.c.id.desc())
-        .limit(num_chunks)
-    )
-    return [_chunk(row) for row in tx.conn.execute(query).mappings()][::-1]
-
-
-def chunks_after(tx: Tx, after: int, *, limit: int) -> list[MetricChunk]:
-    """Read the chunks of all jobs after a chunk id, in order."""
-    query = (
-        select(metric_chunks)
-        .where(metric_chunks.c.id > after)
-        .order_by(metric_chunks.c.id)
-        .limit(limit)
-    )
-    return [_chunk(row) for row in tx.conn.execute(query).mappings()]
-
-
-def chunks_of(tx: Tx, job: int, *, after: int, limit: int) -> list[MetricChunk]:
-    """Read the chunks of one job after a chunk id, in order."""
-    query = (
-        select(metric_chunks)
-        .where(metric_chunks.c.job == job, metric_chunks.c.id > after)
-        .order_by(metric_chunks.c.id)
-        .limit(limit)
-    )
-    return [_chunk(row) for row in tx.conn.execute(query).mappings()]
-
-
-def _chunk(row: RowMapping) -> MetricChunk:
-    points = [
-        MetricPoint(rank, step, at, numbers_of(values)) for rank, step, at, values in row["points"]
-    ]
-    return MetricChunk(row["id"], row["job"], row["attempt"], row["generation"], points)
-
-
-def last_chunk_id(tx: Tx) -> int:
-    """The id of the newest chunk of any job."""
-    return int(tx.conn.execute(select(func.max(metric_chunks.c.id))).scalar() or 0)
-
-
 def drop_logs(
     tx: Tx, *, before: int, limit: int, among: Select[Any] | None = None
 ) -> tuple[int, int]:
@@ -471,24 +327,6 @@ def old_logs(tx: Tx, *, before: int, among: Select[Any]) -> tuple[int, int]:
     query = select(func.count(), size).where(here.at < before, here.job.in_(among))
     found = tx.conn.execute(query).one()
     return int(found[0]), int(found[1])
-
-
-def with_points(tx: Tx, nums: Sequence[int]) -> list[int]:
-    """Those of these jobs that have metrics."""
-    here = metric_chunks.c.job
-    return list(tx.conn.execute(select(here).where(here.in_(nums)).distinct()).scalars())
-
-
-def drop_points(tx: Tx, nums: Sequence[int], *, limit: int) -> int:
-    """Delete up to `limit` metric chunks of these jobs and return their number."""
-    if not nums:
-        return 0
-    here = metric_chunks.c
-    query = select(here.id).where(here.job.in_(nums)).limit(limit)
-    gone = _drop(tx, metric_chunks, list(tx.conn.execute(query).scalars()))
-    if gone < limit:
-        tx.conn.execute(metric_names.delete().where(metric_names.c.job.in_(nums)))
-    return gone
 
 
 def _drop(tx: Tx, table: Table, ids: Sequence[int]) -> int:

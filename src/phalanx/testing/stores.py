@@ -30,6 +30,8 @@ from phalanx.store.jobs import JobFacts
 from phalanx.store.lineage import LedgerSlice
 from phalanx.store.listings import jobs as listings
 from phalanx.store.listings.jobs import JobFilter
+from phalanx.store.metrics import arrivals, folding
+from phalanx.store.metrics.curves import CurveQuery, curves
 from phalanx.store.planning import StoredPolicy
 from phalanx.store.tables import jobs as jobs_table
 from phalanx.store.telemetry import LogSegment
@@ -92,7 +94,51 @@ def restored(position: int) -> dict[str, object]:
     return values | {"path": "/c/3", "took_s": None, "at": NOW}
 
 
-class StoreContract:
+class CurveContract:
+    """Promises of every store of metrics; a part of `StoreContract`, which has the fixture `store`."""
+
+    def test_what_is_not_finite_survives(self, store: Store) -> None:
+        points = [MetricPoint(0, 1, NOW, {"loss": math.nan, "top": math.inf, "ok": 0.5})]
+        store.transact(lambda tx: arrivals.add_points(tx, (1, 1, 0), points))
+        ((chunk,), _) = store.view(lambda tx: arrivals.chunks_of(tx, 1, after=0, limit=9))
+        (point,) = chunk.points
+        assert math.isnan(point.values["loss"])
+        assert (point.values["top"], point.values["ok"]) == (math.inf, 0.5)
+        behind = store.view(lambda tx: arrivals.chunks_of(tx, 1, after=chunk.id, limit=9))
+        assert behind == ([], False)
+
+    def test_curves_are_the_same_before_and_after_their_reports_are_folded(
+        self, store: Store
+    ) -> None:
+        def step(number: int) -> MetricPoint:
+            return MetricPoint(number % 2, number, NOW, {"loss": math.nan if number == 9 else 1.5})
+
+        def fill(tx: Tx) -> None:
+            for start in range(0, 5000, 500):
+                arrivals.add_points(tx, (1, 1, 0), [step(start + at) for at in range(500)])
+            arrivals.add_points(tx, (1, 1, 1), [MetricPoint(0, 100, NOW, {"loss": -8.0})])
+
+        def read(**wanted: int) -> list[tuple[int, int, list[int], str]]:
+            found = store.view(lambda tx: curves(tx, [1], CurveQuery(**wanted)))  # type: ignore[arg-type]
+            return [
+                (one.rank, one.count, one.samples.steps.tolist(), repr(one.samples.values.tolist()))
+                for one in found
+            ]
+
+        store.transact(fill)
+        whole = {"max_points": 10_000, "exact_up_to": 10_000}
+        before, part = read(**whole), read(first=90, last=200)
+        while store.transact(partial(folding.fold, job=1)):
+            pass
+        assert read(**whole) == before and read(first=90, last=200) == part
+        for rank, count, steps, values in read(max_points=50):
+            assert (count, steps[0], steps[-1]) == (2500, rank, 4998 + rank) and len(steps) <= 50
+            assert ("-8.0" if rank == 0 else "nan") in values
+        reports, more = store.view(lambda tx: arrivals.chunks_of(tx, 1, after=0, limit=99))
+        assert [len(one.points) for one in reports] == [500] * 10 + [1] and not more
+
+
+class StoreContract(CurveContract):
     """What services rely on, whatever the database."""
 
     @pytest.fixture
@@ -280,26 +326,18 @@ class StoreContract:
         last = store.view(lambda tx: telemetry.last_logs(tx, 1, max_bytes=2))
         assert [one.id for one in last] == ids[4:]
 
-    def test_what_is_not_finite_survives(self, store: Store) -> None:
-        points = [MetricPoint(0, 1, NOW, {"loss": math.nan, "top": math.inf, "ok": 0.5})]
-        store.transact(lambda tx: telemetry.add_points(tx, (1, 1, 0), 0, points))
-        (point,) = store.view(lambda tx: list(telemetry.points_of(tx, 1)))
-        assert math.isnan(point.values["loss"])
-        assert (point.values["top"], point.values["ok"]) == (math.inf, 0.5)
-        assert store.view(lambda tx: list(telemetry.points_of(tx, 1, after_step=1))) == []
-
     def test_the_oldest_goes_first_and_only_what_is_old(self, store: Store) -> None:
         def fill(tx: Tx) -> None:
             for index in range(4):
                 telemetry.add_log(tx, replace(segment(1, index, b"x"), at=NOW + index))
             for job in (1, 2):
-                telemetry.add_points(tx, (job, 1, 0), 0, [MetricPoint(0, 1, NOW, {"loss": 0.5})])
+                arrivals.add_points(tx, (job, 1, 0), [MetricPoint(0, 1, NOW, {"loss": 0.5})])
 
         def drop(limit: int) -> tuple[int, int]:
             return store.transact(
                 lambda tx: (
                     telemetry.drop_logs(tx, before=NOW + 3, limit=limit)[0],
-                    telemetry.drop_points(tx, [1, 3], limit=limit),
+                    arrivals.drop_points(tx, [1, 3], limit=limit),
                 )
             )
 
@@ -308,8 +346,8 @@ class StoreContract:
         assert [one.at for one in store.view(lambda tx: telemetry.logs_after(tx, 1, cursor=0))] == [
             NOW + 3
         ]
-        assert store.view(lambda tx: len(list(telemetry.points_of(tx, 2)))) == 1
-        assert store.transact(lambda tx: telemetry.drop_points(tx, [], limit=9)) == 0
+        assert store.view(lambda tx: arrivals.with_points(tx, [1, 2])) == [2]
+        assert store.transact(lambda tx: arrivals.drop_points(tx, [], limit=9)) == 0
 
     def test_the_policy_that_was_set_last_is_kept_until_it_is_removed(self, reopen: Reopen) -> None:
         store = reopen()

@@ -77,6 +77,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "history": lambda c: list(c.history(1)),
     "logs": lambda c: c.logs(1, ranks=(0,), stream="err", tail=5),
     "metrics": lambda c: c.metrics(1, names=("loss",)),
+    "compare_metrics": lambda c: c.compare_metrics([1, 2], ["loss"], reduce="mean"),
     "post_metrics": lambda c: c.post_metrics(1, [], rank=2),
     "checkpoints": lambda c: c.checkpoints(1),
     "provenance": lambda c: c.provenance(1),
@@ -226,6 +227,7 @@ def routes() -> dict[tuple[str, str], set[str]]:
     for module in parts:
         app.include_router(module.router)
     app.include_router(telemetry.reports)
+    app.include_router(telemetry.comparing)
     app.include_router(retention.periods_router)
     found = {}
     for path, methods in app.openapi()["paths"].items():

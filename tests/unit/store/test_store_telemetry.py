@@ -2,19 +2,13 @@
 
 import pytest
 
-from phalanx.core.contract.records import MetricPoint
 from phalanx.errors import UserError
 from phalanx.services.queries.logs import parse_cursor
 from phalanx.store import open_store
 from phalanx.store.telemetry import (
     LogSegment,
     add_log,
-    add_points,
-    chunk_query,
-    drop_points,
     line_start,
-    names_of,
-    points_of,
 )
 
 pytestmark = pytest.mark.unit
@@ -38,41 +32,6 @@ def test_an_append_costs_the_same_however_long_the_stream_is(tmp_path):
     try:
         costs = store.transact(lambda tx: [append(tx, number) for number in range(200)])
         assert max(costs[-10:]) < 2 * max(costs[5:15]) + 10
-    finally:
-        store.close()
-
-
-def test_one_curve_of_one_rank_reads_only_chunks_that_may_hold_it(tmp_path):
-    """Two nodes of four ranks; the accuracy is logged by rank 0 in every tenth report."""
-    store = open_store(tmp_path / "db" / "x.sqlite")
-
-    def fill(tx):
-        for report in range(100):
-            for node in range(2):
-                values = {"loss": 1.0 / (report + 1)}
-                if report % 10 == 0 and node == 0:
-                    values["val_acc"] = 0.1 * report
-                ranks = range(4 * node, 4 * node + 4)
-                points = [MetricPoint(rank, report, report, values) for rank in ranks]
-                add_points(tx, (1, 1, 0), node, points)
-
-    def num_chunks(tx, **wanted):
-        return len(tx.conn.execute(chunk_query(1, **wanted)).all())
-
-    try:
-        store.transact(fill)
-        assert store.view(lambda tx: num_chunks(tx)) == 200
-        assert store.view(lambda tx: num_chunks(tx, ranks=(5,))) == 100
-        assert store.view(lambda tx: num_chunks(tx, names=("val_acc",))) == 10
-        assert store.view(lambda tx: num_chunks(tx, names=("val_acc",), ranks=(5,))) == 0
-        assert store.view(lambda tx: num_chunks(tx, names=("loss",), after_step=89)) == 20
-        assert store.view(lambda tx: num_chunks(tx, names=("los_", "%"))) == 0
-        found = store.view(lambda tx: list(points_of(tx, 1, names=("val_acc",), ranks=(2,))))
-        assert [(one.rank, one.step) for one in found] == [(2, 10 * step) for step in range(10)]
-        assert sorted(store.view(lambda tx: names_of(tx, 1))) == ["loss", "val_acc"]
-        assert store.transact(lambda tx: drop_points(tx, [1], limit=200)) == 200
-        assert store.transact(lambda tx: drop_points(tx, [1], limit=200)) == 0
-        assert store.view(lambda tx: names_of(tx, 1)) == []
     finally:
         store.close()
 

@@ -82,7 +82,11 @@ class LivePoint(ResponseBody):
 
 
 class MetricSeries(ResponseBody):
-    """Values of one metric and rank over steps. Non-finite values are None."""
+    """Values of one metric and rank over steps. Non-finite values are None.
+
+    One that is `downsampled` has the first and the last sample, and the lowest and the highest of each
+    interval of steps; a narrower range shows more.
+    """
 
     name: str
     rank: int
@@ -90,6 +94,8 @@ class MetricSeries(ResponseBody):
     steps: list[int]
     values: list[float | None]
     at: list[At] = Field(default_factory=list)
+    count: int = 0  # samples in the range that was asked for
+    downsampled: bool = False  # `steps` are fewer than `count`
 
 
 class MetricsView(ResponseBody):
@@ -97,6 +103,24 @@ class MetricsView(ResponseBody):
 
     names: list[str]
     series: list[MetricSeries]
+
+
+class CurveView(ResponseBody):
+    """Values of one metric and rank of one job over steps. Non-finite values are None."""
+
+    job: int  # its number
+    name: str
+    rank: int
+    steps: list[int]
+    values: list[float | None]
+    count: int  # samples in the range that was asked for
+    downsampled: bool  # `steps` are fewer than `count`
+
+
+class CurvesView(ResponseBody):
+    """Curves of many jobs by job, name and rank; those without a sample are left out."""
+
+    series: list[CurveView]
 
 
 MAX_POINTS = 1000

@@ -19,7 +19,8 @@ from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.queries import live
 from phalanx.services.queries.live import LivePage, Part
 from phalanx.store.events import FeedFilter
-from phalanx.store.telemetry import logs_topic, metrics_topic
+from phalanx.store.metrics.arrivals import metrics_topic
+from phalanx.store.telemetry import logs_topic
 
 router = APIRouter(prefix="/api/v1", tags=["live views"])
 Place = Annotated[

@@ -17,6 +17,7 @@ from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
 from phalanx.services.lifecycle.requests import timers_step
+from phalanx.services.metrics.folding import FoldingProgress, metrics_step
 from phalanx.services.planning.draining import draining_step
 from phalanx.services.planning.scaling import scaling_step
 from phalanx.services.planning.scheduling import scheduling_step
@@ -179,6 +180,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         ServiceLoop("draining", drain, (), ticks.draining_tick_s),
         ServiceLoop("scaling", scale, (SCALING,), ticks.scaling_tick_s),
         _anomaly_loop(context, platform),
+        _metrics_loop(platform, ticks),
         *_retention_loops(context, platform),
     )
 
@@ -193,6 +195,17 @@ def _anomaly_loop(context: Context, platform: Platform) -> ServiceLoop:
         return None
 
     return ServiceLoop("cost anomalies", judge, (), settings.anomaly_tick_s, needed=False)
+
+
+def _metrics_loop(platform: Platform, ticks: LoopSettings) -> ServiceLoop:
+    """Roll-ups of metrics."""
+
+    progress = FoldingProgress()
+
+    def fold(now: int) -> int | None:
+        return now if metrics_step(platform, progress, now) else None
+
+    return ServiceLoop("metrics", fold, (), ticks.metrics_tick_s, needed=False)
 
 
 def _study_loops(platform: Platform, ticks: LoopSettings) -> tuple[ServiceLoop, ServiceLoop]:

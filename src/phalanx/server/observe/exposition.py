@@ -97,12 +97,12 @@ class Exposition:
                     feed.newest_points(self._platform, num)
                 )
         for _ in range(_MAX_PAGES):
-            page = feed.new_chunks(self._platform, self._chunk)
+            page, more = feed.new_chunks(self._platform, self._chunk)
             for chunk in page:
                 self._chunk = chunk.id
                 if chunk.job in live:
                     self._jobs.setdefault(chunk.job, JobSeries()).add(chunk.points)
-            if len(page) < feed.PAGE:
+            if not more:
                 break
         else:
             self._chunk = feed.newest_chunk(self._platform)

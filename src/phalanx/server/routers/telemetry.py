@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
+from phalanx.core.curves import Reduce
 from phalanx.core.tenancy.roles import Permission
 from phalanx.schemas.api.telemetry import (
+    CurvesView,
     LogPage,
     MetricsView,
     PostMetricsRequest,
@@ -15,19 +17,29 @@ from phalanx.schemas.api.telemetry import (
     TrainerStatusRequest,
 )
 from phalanx.server.access import ATTEMPT, Of, bearer_token, needs
-from phalanx.server.context import Here, Threads
+from phalanx.server.context import By, Here, Threads
 from phalanx.server.observe.exposition import Exposition
 from phalanx.server.strict_requests import JobNum, Ranks, SearchText, StrictRoute, Texts, Wait
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.posted_metrics import post_metrics, posted_points, trainer_status
 from phalanx.services.queries.logs import LogQuery, read_logs
-from phalanx.services.queries.metrics import read_metrics
+from phalanx.services.queries.metrics import compare_metrics, curves_json, read_metrics
 from phalanx.store.telemetry import logs_topic
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["telemetry"])
 reports = APIRouter(prefix="/api/v1/jobs", tags=["telemetry"], route_class=StrictRoute)
+comparing = APIRouter(prefix="/api/v1", tags=["telemetry"])
 exposition = APIRouter(tags=["telemetry"])
 Rank = Annotated[int | None, Query(ge=0, lt=2**31)]
+AfterStep = Annotated[int, Query(ge=-1, lt=2**63 - 1)]
+ToStep = Annotated[int | None, Query(ge=0, lt=2**63)]
+MaxPoints = Annotated[int, Query(ge=4, le=100_000)]
+CompareJobs = Annotated[
+    list[Annotated[int, Query(ge=1, lt=2**63)]], Query(min_length=1, max_length=500)
+]
+CompareNames = Annotated[
+    list[Annotated[str, Query(max_length=512)]], Query(min_length=1, max_length=20)
+]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -57,16 +69,20 @@ async def get_logs(  # noqa: PLR0913
 
 
 @router.get("/{num}/metrics", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
-def get_metrics(
+def get_metrics(  # noqa: PLR0913
     here: Here,
     num: JobNum,
     name: Texts = None,
     rank: Ranks = None,
-    after_step: Annotated[int, Query(ge=-1, lt=2**63)] = -1,
-    max_points: Annotated[int, Query(ge=4, le=100_000)] = 1000,
+    after_step: AfterStep = -1,
+    to_step: ToStep = None,
+    max_points: MaxPoints = 1000,
     role: SearchText = None,
 ) -> MetricsView:
     """Series by name and rank, downsampled to `max_points` each; peaks are kept.
+
+    A series with `downsampled` stands for `count` samples: ask again with `after_step` and `to_step` to see
+    a part of it more closely.
 
     With `role`, `rank` counts in that role; the answer counts ranks in the gang.
     """
@@ -76,9 +92,46 @@ def get_metrics(
         names=name or (),
         ranks=rank or (),
         after_step=after_step,
+        to_step=to_step,
         max_points=max_points,
         role=role,
     )
+
+
+@comparing.get(
+    "/metrics",
+    response_model=CurvesView,
+    openapi_extra=needs(Permission.JOBS_READ, Of.ANY),
+)
+def get_curves(  # noqa: PLR0913
+    here: Here,
+    by: By,
+    job: CompareJobs,
+    name: CompareNames,
+    rank: Ranks = None,
+    after_step: AfterStep = -1,
+    to_step: ToStep = None,
+    max_points: Annotated[int, Query(ge=4, le=2000)] = 1000,
+    reduce: Reduce = "extremes",
+) -> Response:
+    """Curves of up to 500 jobs at once, of rank 0 unless `rank` is given.
+
+    `reduce` says what an interval of a long curve is shown as: its lowest and highest value, its mean, or
+    its last value. Jobs that do not exist, or that the caller may not read, are left out.
+    """
+    found = compare_metrics(
+        here.platform,
+        job,
+        names=name,
+        ranks=rank or (0,),
+        after_step=after_step,
+        to_step=to_step,
+        max_points=max_points,
+        reduce=reduce,
+        projects=by.projects(Permission.JOBS_READ),
+    )
+    # Written in this thread, and in one step.
+    return Response(curves_json(found), media_type="application/json")
 
 
 @reports.post("/{num}/metrics", openapi_extra=ATTEMPT)

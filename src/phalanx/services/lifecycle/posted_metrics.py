@@ -20,9 +20,10 @@ from phalanx.services.lifecycle.assignments import contract_of
 from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.lifecycle.reports import Inbox, read_report, record_step
 from phalanx.services.platform import Platform
-from phalanx.store import jobs, supervisors, telemetry
+from phalanx.store import jobs, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
+from phalanx.store.metrics import arrivals
 from phalanx.store.studies import trial_reports
 
 MAX_NAMES = 10_000
@@ -154,7 +155,7 @@ def _store(
         for one in posted
     ]
     key = inbox.key(place.generation)
-    telemetry.add_points(inbox.tx, key, place.node_rank, [one for one in points if one.values])
+    arrivals.add_points(inbox.tx, key, [one for one in points if one.values])
     part = part_at(stored.job.parts_now(), place.node_rank)
     if part.leads:
         for point in points:
@@ -171,7 +172,7 @@ def _store(
 
 def _bound_names(tx: Tx, num: int, posted: list[Posted]) -> None:
     """Raise UserError where the names of a job's metrics would become too many."""
-    known = set(telemetry.names_of(tx, num))
+    known = set(arrivals.names_of(tx, num))
     fresh = {name for one in posted for name in one.values} - known
     if fresh and len(known) + len(fresh) > MAX_NAMES:
         raise UserError(

@@ -25,6 +25,7 @@ from phalanx.services.lifecycle.provenance.attempt_facts import (
 from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.lineage import GenerationRow, LedgerSlice
+from phalanx.store.metrics import arrivals
 from phalanx.store.storage import objects
 from phalanx.store.studies import trial_reports
 from phalanx.store.studies.trial_reports import Taken
@@ -333,7 +334,7 @@ def _ledger(inbox: Inbox, report: wire.LedgerReport) -> None:
 
 def _metrics(inbox: Inbox, report: wire.MetricsReport) -> None:
     points = [one._replace(at=inbox.ours(one.at)) for one in report.points]
-    telemetry.add_points(inbox.tx, inbox.key(report.generation), inbox.node_rank, points)
+    arrivals.add_points(inbox.tx, inbox.key(report.generation), points)
     for point in points[:1] + points[-1:] if report.leads else ():
         record_step(inbox, report.generation, point.step, point.at)
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from phalanx.core.contract.records import MetricPoint
 from phalanx.services.platform import Platform
-from phalanx.store import jobs, supervisors, telemetry
+from phalanx.store import jobs, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
+from phalanx.store.metrics import arrivals
+from phalanx.store.metrics.arrivals import MetricChunk
 from phalanx.store.supervisors import SupervisorRow
-from phalanx.store.telemetry import MetricChunk
 
 PAGE = 500
 NEWEST_CHUNKS = 8
@@ -36,12 +37,12 @@ class Present:
 
 def newest_chunk(platform: Platform) -> int:
     """The number of the newest chunk of metrics of any job."""
-    return platform.store.view(telemetry.last_chunk_id)
+    return platform.store.view(arrivals.last_chunk_id)
 
 
-def new_chunks(platform: Platform, after: int, limit: int = PAGE) -> list[MetricChunk]:
-    """The next chunks of metrics after a number, of all jobs."""
-    return platform.store.view(lambda tx: telemetry.chunks_after(tx, after, limit=limit))
+def new_chunks(platform: Platform, after: int, limit: int = PAGE) -> tuple[list[MetricChunk], bool]:
+    """The next reports of metrics after a number, of all jobs, and whether more follow."""
+    return platform.store.view(lambda tx: arrivals.chunks_after(tx, after, limit=limit))
 
 
 def present(tx: Tx) -> Present:
@@ -65,7 +66,5 @@ def _live(stored: StoredJob, rows: list[SupervisorRow]) -> LiveJob:
 
 def newest_points(platform: Platform, num: int) -> list[MetricPoint]:
     """A job's newest points, in order."""
-    chunks = platform.store.view(
-        lambda tx: telemetry.last_chunks(tx, num, num_chunks=NEWEST_CHUNKS)
-    )
+    chunks = platform.store.view(lambda tx: arrivals.last_chunks(tx, num, num_chunks=NEWEST_CHUNKS))
     return [point for chunk in chunks for point in chunk.points]

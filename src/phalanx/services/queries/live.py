@@ -20,6 +20,7 @@ from phalanx.services.queries.views import event_page, event_view
 from phalanx.store import events, jobs, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.events import FeedFilter
+from phalanx.store.metrics import arrivals
 
 PAGE = 200
 NEW = "now"
@@ -97,13 +98,12 @@ def live_job(platform: Platform, num: int, parts: Sequence[Part], place: str) ->
     messages: list[FramedMessage] = []
     more, done = False, True
     if "metrics" in parts:
-        chunks = platform.store.view(
-            lambda tx: telemetry.chunks_of(tx, num, after=at.chunk, limit=PAGE)
+        chunks, more = platform.store.view(
+            lambda tx: arrivals.chunks_of(tx, num, after=at.chunk, limit=PAGE)
         )
         for chunk in chunks:
             at = replace(at, chunk=chunk.id)
             messages.append(_message("metrics", _points(chunk), at))
-        more = len(chunks) == PAGE
     if "logs" in parts:
         page = read_logs(platform, num, LogQuery(), at.logs or None)
         at = replace(at, logs=page.cursor)
@@ -124,7 +124,7 @@ def live_job(platform: Platform, num: int, parts: Sequence[Part], place: str) ->
 def _job_now(platform: Platform, num: int) -> JobPlace:
     def work(tx: Tx) -> JobPlace:
         last = jobs.load(tx, num).last_seq
-        return JobPlace(last, telemetry.last_chunk_id(tx), str(telemetry.last_log_id(tx, num)))
+        return JobPlace(last, arrivals.last_chunk_id(tx), str(telemetry.last_log_id(tx, num)))
 
     return platform.store.view(work)
 
@@ -138,7 +138,7 @@ def _message(kind: str, data: str, at: JobPlace) -> FramedMessage:
     return FramedMessage(kind, data, cursor if len(cursor) <= _MAX_PLACE else "")
 
 
-def _points(chunk: telemetry.MetricChunk) -> str:
+def _points(chunk: arrivals.MetricChunk) -> str:
     points = [
         LivePoint.of_point(one, chunk.attempt, chunk.generation).model_dump(mode="json")
         for one in chunk.points

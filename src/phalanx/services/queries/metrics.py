@@ -1,115 +1,137 @@
-"""Metrics as series: one value per step, thinned so that extreme values are kept."""
+"""Metrics as curves: of one job, and of many jobs side by side. Long ones are read from roll-ups."""
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from phalanx.core.curves import Reduce
 from phalanx.core.telemetry.instruments import is_part
 from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.telemetry import MetricSeries, MetricsView
 from phalanx.services.platform import Platform
 from phalanx.services.queries.views import parts_of, ranks_of, role_of
-from phalanx.store import jobs, telemetry
+from phalanx.store import jobs
 from phalanx.store.database import Tx
-from phalanx.store.jobs import StoredJob
+from phalanx.store.metrics import arrivals
 
-# A series is thinned while it is read, whenever it is this many times longer than requested.
-_MOST = 16
-Sample = tuple[int, float, int]
-"""(step, value, at)."""
+if TYPE_CHECKING:
+    from phalanx.core.curves.columns import Samples
+    from phalanx.store.metrics.curves import Curve
+
+# A curve of one job with up to this many samples is thinned from all of them, not from its roll-ups.
+_EXACT_UP_TO = 50_000
+_MANY_NAMES = 500
 
 
-def read_metrics(
+def read_metrics(  # noqa: PLR0913
     platform: Platform,
     num: int,
     *,
     names: Sequence[str] = (),
     ranks: Sequence[int] = (),
     after_step: int = -1,
+    to_step: int | None = None,
     max_points: int = 1000,
     role: str | None = None,
 ) -> MetricsView:
     """Series by name and rank; with `role`, of its ranks only, by the rank in the gang.
 
-    Only chunks that hold the requested metrics and ranks are read. A repeated step shows its newest
-    value. Raises NotFound, and UserError for a role or a rank in it that the job does not have.
+    A repeated step shows its newest value. A series that is longer than `max_points` says so, and shows
+    the first and the last sample, and the lowest and the highest of each interval. Raises NotFound, and
+    UserError for a role or a rank in it that the job does not have.
     """
+
+    from phalanx.store.metrics.curves import LAST_STEP, CurveQuery, curves
 
     def work(tx: Tx) -> MetricsView:
         stored = jobs.load(tx, num)
-        wanted = ranks_of(stored, role, ranks)
-        return _read(tx, stored, tuple(names), wanted, after_step, max_points)
+        known = sorted(name for name in arrivals.names_of(tx, num) if not is_part(name))
+        wanted = tuple(dict.fromkeys(names)) or tuple(known[:_MANY_NAMES])
+        query = CurveQuery(
+            wanted if names or len(known) <= _MANY_NAMES else (),
+            ranks_of(stored, role, ranks),
+            after_step + 1,
+            LAST_STEP if to_step is None else to_step,
+            max_points,
+            _EXACT_UP_TO,
+        )
+        found = curves(tx, [num], query) if wanted else []
+        parts = parts_of(stored)
+        shown = [one for one in found if names or not is_part(one.name)]
+        return MetricsView(
+            names=known, series=[_series(one, role_of(parts, one.rank)[0]) for one in shown]
+        )
 
     return platform.store.view(work)
 
 
-def _read(
-    tx: Tx,
-    stored: StoredJob,
-    names: tuple[str, ...],
-    ranks: tuple[int, ...],
-    after_step: int,
-    max_points: int,
-) -> MetricsView:
-    num, parts = stored.job.num, parts_of(stored)
-    series: dict[tuple[str, int], dict[int, Sample]] = {}
-    for point in telemetry.points_of(tx, num, names=names, ranks=ranks, after_step=after_step):
-        for name, value in point.values.items():
-            if name in names if names else not is_part(name):
-                by_step = series.setdefault((name, point.rank), {})
-                by_step[point.step] = (point.step, value, point.at)
-                if len(by_step) > _MOST * max_points:
-                    series[name, point.rank] = _thinner(by_step, max_points)
-    return MetricsView(
-        names=sorted(name for name in telemetry.names_of(tx, num) if not is_part(name)),
-        series=[
-            _series(
-                (name, rank, role_of(parts, rank)[0]),
-                thin([by_step[step] for step in sorted(by_step)], max_points),
-            )
-            for (name, rank), by_step in sorted(series.items())
-        ],
-    )
-
-
-def _thinner(by_step: dict[int, Sample], max_points: int) -> dict[int, Sample]:
-    """Thin a long series while reading, to four times the requested points, so that extremes stay."""
-    kept = thin([by_step[step] for step in sorted(by_step)], 4 * max_points)
-    return {sample[0]: sample for sample in kept}
-
-
-def _series(key: tuple[str, int, str], samples: Sequence[Sample]) -> MetricSeries:
-    name, rank, role = key
+def _series(curve: Curve, role: str) -> MetricSeries:
     return MetricSeries(
-        name=name,
-        rank=rank,
+        name=curve.name,
+        rank=curve.rank,
         role=role,
-        steps=[step for step, _, _ in samples],
-        values=[value if math.isfinite(value) else None for _, value, _ in samples],
-        at=[at_of(at) for _, _, at in samples],
+        steps=curve.samples.steps.tolist(),
+        values=_values(curve.samples),
+        at=[at_of(at) for at in curve.samples.times.tolist()],
+        count=curve.count,
+        downsampled=curve.downsampled,
     )
 
 
-def thin(samples: Sequence[Sample], max_points: int) -> list[Sample]:
-    """At most `max_points` samples: the first, the last, and the lowest and highest of each interval.
+def _values(samples: Samples) -> list[float | None]:
+    """The values for JSON, which has no number that is not finite."""
+    import numpy as np
 
-    A value that is not finite counts as highest, so that it stays visible.
-    """
-    if len(samples) <= max_points or max_points < 4:
-        return list(samples) if len(samples) <= max_points else list(samples[-max_points:])
-    num_intervals = (max_points - 2) // 2
-    inner = samples[1:-1]
-    kept = [samples[0]]
-    for index in range(num_intervals):
-        lo = index * len(inner) // num_intervals
-        hi = (index + 1) * len(inner) // num_intervals
-        interval = inner[lo:hi]
-        if interval:
-            low, high = min(interval, key=_height), max(interval, key=_height)
-            kept.extend(sorted({low[0]: low, high[0]: high}.values()))
-    return [*kept, samples[-1]]
+    values: list[float | None] = samples.values.tolist()
+    for place in np.flatnonzero(~np.isfinite(samples.values)).tolist():
+        values[place] = None
+    return values
 
 
-def _height(sample: Sample) -> float:
-    return sample[1] if math.isfinite(sample[1]) else math.inf
+def compare_metrics(  # noqa: PLR0913
+    platform: Platform,
+    nums: Sequence[int],
+    *,
+    names: Sequence[str],
+    ranks: Sequence[int] = (0,),
+    after_step: int = -1,
+    to_step: int | None = None,
+    max_points: int = 1000,
+    reduce: Reduce = "extremes",
+    projects: Sequence[str] | None = None,
+) -> list[Curve]:
+    """The curves of many jobs, of those that exist in these projects; None: in all."""
+    from phalanx.store.metrics.curves import LAST_STEP, CurveQuery, curves
+
+    query = CurveQuery(
+        tuple(dict.fromkeys(names)),
+        tuple(ranks),
+        after_step + 1,
+        LAST_STEP if to_step is None else to_step,
+        max_points,
+        reduce=reduce,
+    )
+
+    def work(tx: Tx) -> list[Curve]:
+        return curves(tx, jobs.among(tx, sorted(set(nums)), projects), query)
+
+    return platform.store.view(work)
+
+
+def curves_json(found: Sequence[Curve]) -> str:
+    """A `CurvesView` as JSON, in one step: by way of models it takes several times as long."""
+    series = [
+        {
+            "job": one.job,
+            "name": one.name,
+            "rank": one.rank,
+            "steps": one.samples.steps.tolist(),
+            "values": _values(one.samples),
+            "count": one.count,
+            "downsampled": one.downsampled,
+        }
+        for one in found
+    ]
+    return json.dumps({"series": series}, separators=(",", ":"), allow_nan=False)

@@ -48,16 +48,17 @@ from phalanx.services.platform import Platform
 from phalanx.services.queries import presence
 from phalanx.services.queries.lineage import lineage_view
 from phalanx.services.retention.periods import periods_of
-from phalanx.store import events, jobs, lineage, supervisors, telemetry
+from phalanx.store import events, jobs, lineage, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFacts, StoredJob
 from phalanx.store.listings.jobs import NEWEST, JobFilter, ListedFacts, Order, beside, page
+from phalanx.store.metrics import arrivals
+from phalanx.store.metrics.arrivals import MetricChunk
 from phalanx.store.retention import marks
 from phalanx.store.retention.marks import JobMark, MarkKind
 from phalanx.store.studies import checkpoint_pins
 from phalanx.store.supervisors import SupervisorRow
 from phalanx.store.tags.rows import settings_tag
-from phalanx.store.telemetry import MetricChunk
 from phalanx.store.workflow import dependencies
 
 MISSING = "missing"
@@ -515,7 +516,7 @@ def _position(stored: StoredJob, rows: Sequence[SupervisorRow]) -> ProgressView:
 
 
 def _progress(tx: Tx, stored: StoredJob, rows: Sequence[SupervisorRow]) -> ProgressView:
-    chunks = telemetry.last_chunks(tx, stored.job.num)
+    chunks = arrivals.last_chunks(tx, stored.job.num)
     values: dict[str, float] = {}
     for point in (point for chunk in chunks for point in chunk.points):
         if point.rank == 0:

@@ -23,6 +23,7 @@ from phalanx.services.retention.deletion import BY_RETENTION
 from phalanx.services.retention.periods import RetentionScope, scopes, shortest
 from phalanx.store import jobs, outbox, telemetry
 from phalanx.store.database import Tx
+from phalanx.store.metrics import arrivals
 from phalanx.store.retention import deletions
 from phalanx.store.schedules import rows as schedules
 from phalanx.store.studies import rows
@@ -151,10 +152,10 @@ def _metrics(
     key = (DataKind.METRICS, scope)
     ended, more = _ended(platform, scope, progress.seen.get(key, (0, 0)), before)
     nums = [num for num, _ in ended]
-    with_points = platform.store.view(lambda tx: telemetry.with_points(tx, nums))
+    with_points = platform.store.view(lambda tx: arrivals.with_points(tx, nums))
 
     def drop(tx: Tx) -> int:
-        num_gone = telemetry.drop_points(tx, nums, limit=ROWS)
+        num_gone = arrivals.drop_points(tx, nums, limit=ROWS)
         deletions.count(tx, DataKind.METRICS, RemovalCause.RETENTION, num_gone, 0)
         return num_gone
 

@@ -14,6 +14,7 @@ from phalanx.services.retention.periods import RetentionScope, scopes
 from phalanx.store import jobs, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.jobs import Finished
+from phalanx.store.metrics import arrivals
 from phalanx.store.retention import deletions
 from phalanx.store.retention.uses import uses_of
 
@@ -74,7 +75,7 @@ def _of_scope(
     page = due_jobs(platform, scope, (0, 0), before, MOST)
     if kind is DataKind.METRICS:
         nums = [one.num for one in page]
-        found.add(kind, len(platform.store.view(lambda tx: telemetry.with_points(tx, nums))), 0)
+        found.add(kind, len(platform.store.view(lambda tx: arrivals.with_points(tx, nums))), 0)
         return
 
     def look(tx: Tx) -> None:

@@ -9,14 +9,16 @@ from math import isfinite
 from sqlalchemy import bindparam, func, select
 
 from phalanx.core.cost.ledger import Account
-from phalanx.store.database import Tx, numbers_of
-from phalanx.store.tables import checkpoints, cost_days, jobs, metric_chunks, metric_names
+from phalanx.store.database import Tx
+from phalanx.store.metrics.arrivals import decoded
+from phalanx.store.schema.metrics import metric_chunks, metric_names
+from phalanx.store.tables import checkpoints, cost_days, jobs
 
 _CHUNKS = metric_chunks.c
 _SAMPLES = 8
 _RANGE = select(func.min(_CHUNKS.id), func.max(_CHUNKS.id)).where(_CHUNKS.job == bindparam("_job"))
 _FROM = (
-    select(_CHUNKS.id, _CHUNKS.points)
+    select(_CHUNKS.id, _CHUNKS.data)
     .where(_CHUNKS.job == bindparam("_job"), _CHUNKS.id >= bindparam("_id"))
     .order_by(_CHUNKS.id)
     .limit(1)
@@ -40,8 +42,9 @@ def mean_of_samples(tx: Tx, job: int, name: str) -> float | None:
         return None
     ids = [first + (last - first) * index // (_SAMPLES - 1) for index in range(_SAMPLES)]
     chunks = dict(tx.conn.execute(_FROM, {"_job": job, "_id": number}).one() for number in ids)
-    known = (numbers_of(cells) for points in chunks.values() for _, _, _, cells in points)
-    values = [one[name] for one in known if name in one and isfinite(one[name])]
+    columns = (decoded(number, data, (name,)).columns for number, data in chunks.items())
+    found = (one.values[name][1].tolist() for one in columns if name in one.values)
+    values = [value for part in found for value in part if isfinite(value)]
     return sum(values) / len(values) if values else None
 
 

@@ -17,6 +17,12 @@ from phalanx.core.retention.holds import RemovalCause
 from phalanx.core.retention.policy import DataKind
 from phalanx.store.database import Tx, columns_of, read
 from phalanx.store.schema.listings import job_data, job_listing
+from phalanx.store.schema.metrics import (
+    metric_chunks,
+    metric_names,
+    metric_pages,
+    metric_series,
+)
 from phalanx.store.schema.provenance import attempt_images, attempt_inputs, attempt_software
 from phalanx.store.schema.retention import (
     checkpoint_removals,
@@ -39,8 +45,6 @@ from phalanx.store.tables import (
     log_segments,
     log_streams,
     log_volumes,
-    metric_chunks,
-    metric_names,
     quota_alerts,
     reservations,
     restores,
@@ -53,7 +57,10 @@ DELETIONS = "deletions"
 _HERE = deleted_jobs.c
 _OPEN = _HERE.done_at.is_(None)
 # Rows that are many: deleted in batches. Checkpoints come last: their names are needed until then.
-_LARGE: tuple[Table, ...] = (log_segments, metric_chunks, events, trial_reports, commands)
+_LARGE: tuple[Table, ...] = (
+    *(log_segments, metric_chunks, metric_pages, metric_series),
+    *(events, trial_reports, commands),
+)
 _SMALL: tuple[Table, ...] = (
     *(log_streams, log_volumes, metric_names, supervisors, generations, restores, ledger_rows),
     *(attempt_software, attempt_images, attempt_inputs),

@@ -3,7 +3,15 @@
 `metadata` has every table here: what makes or copies a database takes it from this package.
 """
 
-from phalanx.store.schema import listings, money, provenance, retention, storage
+from phalanx.store.schema import listings, metrics, money, provenance, retention, storage
 from phalanx.store.tables import metadata
 
-__all__ = ["listings", "metadata", "money", "provenance", "retention", "storage"]
+__all__ = [
+    "listings",
+    "metadata",
+    "metrics",
+    "money",
+    "provenance",
+    "retention",
+    "storage",
+]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import fields
 
 import pytest
@@ -17,7 +16,6 @@ from phalanx.schemas.api.telemetry import LogLine
 from phalanx.services.lifecycle.sync import estimate_offset
 from phalanx.services.queries.lineage import account
 from phalanx.services.queries.logs import Cursor, StreamBounds, assemble, parse_cursor
-from phalanx.services.queries.metrics import thin
 from phalanx.store.jobs import JobFacts
 from phalanx.store.lineage import LedgerSlice, RestoreRow
 from phalanx.store.supervisors import SupervisorRow
@@ -54,22 +52,6 @@ def test_a_clock_that_was_set_back_is_followed() -> None:
     known = estimate_offset(None, sent_at=0, received_at=500, since_last_us=0)
     assert estimate_offset(known, sent_at=0, received_at=3600 * S, since_last_us=S) == 3600 * S
     assert estimate_offset(known, sent_at=3600 * S, received_at=S, since_last_us=S) == -3599 * S
-
-
-@given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=300), st.integers(4, 60))
-def test_thinning_keeps_ends_and_extremes(values: list[float], most: int) -> None:
-    samples = [(step, value, step) for step, value in enumerate(values)]
-    kept = thin(samples, most)
-    assert len(kept) <= max(most, 0) or len(samples) <= most
-    assert kept == sorted(set(kept), key=lambda one: one[0])
-    if samples:
-        assert kept[0][0] == 0 and kept[-1][0] == len(samples) - 1
-    finite = [value for value in values if math.isfinite(value)]
-    if finite and len(finite) == len(values):
-        assert max(value for _, value, _ in kept) == max(finite)
-        assert min(value for _, value, _ in kept) == min(finite)
-    if len(finite) < len(values):
-        assert any(not math.isfinite(value) for _, value, _ in kept)
 
 
 def cut(text: bytes, at: list[int]) -> list[LogSegment]:
