@@ -43,7 +43,10 @@ def test_a_batch_names_its_own_jobs_and_is_stored_once(rig: Rig) -> None:
     ("specs", "says"),
     [
         (({"name": "a", "depends_on": "b"}, {"name": "b", "depends_on": "a"}), "a → b → a"),
-        (({"name": "a"}, {"name": "a"}, {"name": "c", "depends_on": "a"}), "several jobs"),
+        (
+            ({"name": "a"}, {"name": "a"}, {"name": "c", "depends_on": "a"}),
+            "another job of the batch",
+        ),
         (({"name": "a"}, {"name": "b", "depends_on": "nothing"}), "no such job"),
         (({"name": "a"}, {"name": "b", "priority": 101}), r"jobs\[1\].priority"),
         (({"name": "a", "array": "0-999"}, {"name": "b"}), "at most 1000 jobs"),

@@ -119,7 +119,9 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
     )
     current = 0 if live is None else live.generation
     generation = current if sane else max(0, current + draw(st.integers(-1, 1)))
-    rank = draw(st.integers(0, sum(part.num_nodes for part in job.policy.parts()) - 1))
+    # The size of the gang may change under a live attempt, which keeps its nodes.
+    width = sum(part.num_nodes for part in job.policy.parts()) if live is None else len(live.nodes)
+    rank = draw(st.integers(0, width - 1))
     step = draw(st.none() | st.integers(0, 6))
     maybe_failure = st.none() | failures(rank, now)
     kinds = {

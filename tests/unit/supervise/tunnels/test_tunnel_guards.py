@@ -156,7 +156,7 @@ def test_a_port_without_a_program_is_told_and_a_client_that_is_gone_closes_all(
 
 def run(tunnel: ScriptedTunnel, *command: str, tty: bool = False) -> psutil.Process:
     """Run a command as the reaper does; returns its process."""
-    begun: list[int] = []
+    begun: list[psutil.Process] = []
 
     def start(argv: list[str], launch: LaunchRequest, observer: ProcessObserver) -> None:
         stdin, stdout, stderr = launch.stdio
@@ -169,8 +169,8 @@ def run(tunnel: ScriptedTunnel, *command: str, tty: bool = False) -> psutil.Proc
             cwd=launch.cwd,
             start_new_session=True,
         )
+        begun.append(psutil.Process(process.pid))  # before it may end and be waited for
         launch.close()
-        begun.append(process.pid)
         observer.started(process.pid, warm=False)
 
         def wait() -> None:
@@ -182,7 +182,7 @@ def run(tunnel: ScriptedTunnel, *command: str, tty: bool = False) -> psutil.Proc
     purpose = TunnelPurpose(kind="exec", rank=0, command=command, tty=tty)
     place = RankPlace({"PATH": os.environ["PATH"]}, "/")
     CommandTunnel(tunnel, purpose).start(place, start)  # type: ignore[arg-type]
-    return psutil.Process(begun[0])
+    return begun[0]
 
 
 def test_a_command_that_prints_too_much_is_ended_and_told(tunnel, monkeypatch) -> None:
