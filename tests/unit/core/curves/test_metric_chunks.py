@@ -108,3 +108,11 @@ def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "MAX_ROWS", 2)
     with pytest.raises(ValueError, match="too many"):
         chunks.encode(columns_of([MetricPoint(0, 0, 0, {})] * 3))
+
+
+@pytest.mark.parametrize("many", [2, 4])
+def test_arrivals_are_those_of_all_rows(many: int) -> None:
+    """Readers that follow the arrivals would leave rows out, or read beyond them."""
+    columns = columns_of([MetricPoint(0, 0, 0, {})] * 3)
+    with pytest.raises(ValueError, match=r"arrivals|a count"):
+        chunks.decode(chunks.encode(columns, [(1, many)]))
