@@ -129,7 +129,8 @@ def _pack_ints(values: Ints) -> tuple[int, str, bytes]:
         return 0, "<i1", b""
     steps = values[1:] - values[:-1]
     low, high = (int(steps.min()), int(steps.max())) if len(steps) else (0, 0)
-    bits = max(low.bit_length() if low >= 0 else (-low - 1).bit_length(), high.bit_length()) + 1
+    # In two's complement -2**63 needs 64 bits, as 2**63 - 1 does.
+    bits = max((one if one >= 0 else ~one).bit_length() for one in (low, high)) + 1
     kind = next(one for one in _INTS if bits <= 8 * np.dtype(one).itemsize)
     return int(values[0]), kind, _planes(steps.astype(kind))
 

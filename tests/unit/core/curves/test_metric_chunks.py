@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.contract.records import MetricPoint
@@ -39,6 +39,7 @@ def read(columns: MetricColumns) -> list[MetricPoint]:
 
 
 @given(POINTS)
+@example([MetricPoint(0, 0, 0, {}), MetricPoint(0, 0, -(2**63), {})])
 def test_points_come_back_as_they_were(points: list[MetricPoint]) -> None:
     found = read(chunks.decode(chunks.encode(columns_of(points))).columns)
     assert len(found) == len(points)
