@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import pydantic_core
 from sqlalchemy import JSON, Connection, Dialect, Insert, LargeBinary, Update
 from sqlalchemy.sql.compiler import SQLCompiler
 
 _KEPT = 512
 _PARAMETER = re.compile(r"%\((\w+)\)s")
-# One encoder for all values: without a check for cycles, and without spaces.
+# For what the faster serializer refuses, such as half a surrogate pair in a text of a user.
 _encoded = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
@@ -32,8 +33,13 @@ class JsonText(str):
 
 
 def to_json(value: object) -> str:
-    """Serialize a value for a JSON column."""
-    return value if type(value) is JsonText else _encoded(value)
+    """Serialize a value for a JSON column. Raises TypeError for a value that JSON does not have."""
+    if type(value) is JsonText:
+        return value
+    try:
+        return pydantic_core.to_json(value).decode()
+    except pydantic_core.PydanticSerializationError:
+        return _encoded(value)
 
 
 def run_many(conn: Connection, statement: Insert | Update, rows: Rows) -> int:
