@@ -401,6 +401,9 @@ class TestElastic:
                 rig.client.change(num, ChangeRequest(nodes=nodes))
         part = {"run": "python x.py", "resources": {"nodes": 1, "slots_per_node": 1}}
         both = rig.submit(roles={"one": part, "two": part}, run=None, resources={})
+        halves = rig.submit(**gang(2, placement={"required": "rack", "domains": 2}, name="halves"))
+        with pytest.raises(SpecInvalid, match=r"`placement.domains` keeps its size"):
+            rig.client.change(halves, ChangeRequest(nodes=4))
         with pytest.raises(SpecInvalid, match="several roles keeps its size"):
             rig.client.change(both, ChangeRequest(nodes=2))
 

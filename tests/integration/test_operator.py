@@ -12,6 +12,7 @@ from integration.rig import Rig
 from integration.served_objects import Object, ServedObjects, end, pytorchjob, serving, start
 from phalanx.errors import ExecutorUnavailable, PermissionDenied, ServerUnavailable
 from phalanx.operator.kinds import JOB_ANNOTATION, UID_LABEL, ObjectKey
+from phalanx.operator.pytorchjobs import PyTorchJobKind
 
 pytestmark = pytest.mark.integration
 
@@ -279,6 +280,23 @@ def test_limits_of_an_elastic_object_are_those_of_its_job(served: ServedObjects)
     assert served.events() == []
     changes = [one for one in served.rig.client.history(1) if one.kind == "settings_changed"]
     assert len(changes) == 2
+
+
+def test_an_update_of_the_operator_tells_no_change_of_an_object_that_has_none(
+    served: ServedObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier operators took the whole spec for what must not change, with a digest of another form."""
+    monkeypatch.setattr(PyTorchJobKind, "spec_digest", lambda kind, one: "0123456789abcdef")
+    key, one = elastic(served, minReplicas=1, maxReplicas=3)
+    start(served)
+    monkeypatch.undo()
+    served.reborn()
+    served.look(key)
+    one["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 2}
+    served.apply(one)
+    served.look(key)
+    assert nodes_of(served) == "2..3"
+    assert served.events() == []
 
 
 def test_replicas_are_the_size_of_an_elastic_object_without_limits(

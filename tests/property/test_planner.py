@@ -72,6 +72,9 @@ def jobs(draw: st.DrawFn, num: int) -> QueuedJob:
         cpus = draw(st.sampled_from([0, 2, 5]))
         role = RoleShape(role.nodes, draw(st.integers(0, 3)), 1, "server", cpus)
     roles = (role,) if draw(st.sampled_from([False, False, False, True])) else ()
+    required = draw(st.sampled_from([None, None, "rack"]))
+    elastic = shape.nodes > 1 and not roles and draw(st.booleans())
+    equal = required and shape.nodes in (2, 4) and not roles and not elastic
     return QueuedJob(
         num,
         shape,
@@ -81,8 +84,9 @@ def jobs(draw: st.DrawFn, num: int) -> QueuedJob:
         pools=draw(st.sampled_from([(), ("main",), ("side", "main")])),
         cpus_per_node=draw(st.sampled_from([0, 0, 3])),
         max_duration_s=draw(st.sampled_from([None, 600.0, 36_000.0])),
-        min_nodes=1 if shape.nodes > 1 and not roles and draw(st.booleans()) else None,
-        required=draw(st.sampled_from([None, None, "rack"])),
+        min_nodes=1 if elastic else None,
+        required=required,
+        domains=2 if equal and draw(st.booleans()) else 1,
         roles=roles,
         residency=draw(st.sampled_from([None, None, None, ("eu",), ("ch", "us"), ()])),
     )
@@ -240,7 +244,7 @@ def test_nothing_that_fits_free_unreserved_slots_stays(data: st.DataObject) -> N
 def test_every_job_starts_in_the_end(data: st.DataObject) -> None:
     """Bounded wait: whatever could ever be placed gets its turn, with nothing ever ending early."""
     cluster = ClusterIndex(make_nodes(4))
-    plain = {"pools": (), "required": None, "roles": (), "residency": None}
+    plain = {"pools": (), "required": None, "domains": 1, "roles": (), "residency": None}
     waiting = [replace(data.draw(jobs(n)), **plain) for n in range(1, 10)]
     for job in waiting:
         cluster.submit(job)

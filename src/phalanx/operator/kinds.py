@@ -22,6 +22,8 @@ SERVE_LABEL, PROJECT_LABEL = "phalanx.dev/serve", "phalanx.dev/project"
 JOB_ANNOTATION = "phalanx.dev/job"
 UID_LABEL = "operator.phalanx.dev/uid"
 """Label of pods with the uid of the object that they run for."""
+DIGEST_VERSION = "2"
+"""Grows whenever `fixed_spec` of a kind takes other parts of a spec: older digests tell nothing then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,17 @@ class ServedKind(ABC):
         """Labels of the pod of one node rank."""
 
     def spec_digest(self, one: Object) -> str:
-        """A short name of the part of the spec that must not change."""
+        """A short name of the part of the spec that must not change, with the version of its making."""
         text = json.dumps(self.fixed_spec(one), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return f"{DIGEST_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def differs(self, one: Object, submitted: str) -> bool:
+        """Whether that part is known to differ from the one with this digest.
+
+        It is not known for a digest of another version of the operator: a running job outlives updates.
+        """
+        digest = self.spec_digest(one)
+        return submitted.startswith(f"{DIGEST_VERSION}-") and submitted != digest
 
 
 def section(one: Mapping[str, Any], key: str) -> Object:

@@ -153,14 +153,15 @@ class Reconciler:
     def _tell_change(self, key: ObjectKey, one: Object, job: JobView | None, now_s: int) -> None:
         """Tell once that a change of the spec has no effect."""
         kind = KINDS[key.kind]
-        digest = kind.spec_digest(one)
-        if job is None or job.is_terminal or job.labels.get(SPEC_LABEL) == digest:
+        if job is None or job.is_terminal or not kind.differs(one, job.labels.get(SPEC_LABEL, "")):
             return
         said = (
             f"the spec was changed after its job was submitted: only {kind.changeable} take effect; "
             "delete the object and apply it again"
         )
-        event = ObjectEvent(f"{key.kind}ChangeRefused", said, warning=True, about=digest)
+        event = ObjectEvent(
+            f"{key.kind}ChangeRefused", said, warning=True, about=kind.spec_digest(one)
+        )
         self.cluster.tell(key, one, event, now_s)
 
     def _tell_refusal(self, key: ObjectKey, one: Object, error: Exception, now_s: int) -> None:

@@ -186,7 +186,7 @@ def test_faults_lose_no_job_and_no_sample(cluster, tmp_path, capsys):
     wait_until(lambda: cluster.left() == [], "an empty cluster")
     found = {
         "cluster": type(cluster).__name__,
-        "commit": _commit(),
+        "commit": commit(),
         "seed": SEED,
         "faults": dict(faults.done),
         "jobs": len(views),
@@ -196,7 +196,7 @@ def test_faults_lose_no_job_and_no_sample(cluster, tmp_path, capsys):
         "supervisors started": sum(cluster.kubelet.starts.values()),
         "pods started twice": sum(number > 1 for number in cluster.kubelet.starts.values()),
         "attempts at a time": sorted(witness.doubles),
-        "seconds from the kill of a rank to the next step": _quantiles(faults.recovered_s()),
+        "seconds from the kill of a rank to the next step": quantiles(faults.recovered_s()),
         "seconds": round(time.monotonic() - began),
     }
     with capsys.disabled():
@@ -236,14 +236,14 @@ def _last(out):
     return _lines(out)[-1]
 
 
-def _quantiles(values):
+def quantiles(values):
     if not values:
         return {}
     p50, p95 = (values[int((len(values) - 1) * part)] for part in (0.5, 0.95))
     return {"count": len(values), "p50": round(p50, 2), "p95": round(p95, 2)}
 
 
-def _commit():
+def commit():
     argv = ["git", "rev-parse", "--short", "HEAD"]
     done = subprocess.run(argv, cwd=Path(__file__).parent, capture_output=True, text=True)
     return done.stdout.strip()

@@ -16,11 +16,12 @@ from e2e.platform.harness import BIN, HERE
 from phalanx.executors.kubernetes.client import MERGE_PATCH, KubernetesClient, KubernetesRefused
 from phalanx.executors.kubernetes.credentials import from_kubeconfig
 from phalanx.operator.kinds import SERVE_LABEL
+from phalanx.operator.managed_jobs import MANAGER, BatchJobKind, JobSetKind
 from phalanx.operator.pytorchjobs import PyTorchJobKind
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
-PYTORCHJOB = PyTorchJobKind()
+PYTORCHJOB, JOBSET, JOB = PyTorchJobKind(), JobSetKind(), BatchJobKind()
 SPACE = "phalanx-default"
 
 
@@ -81,14 +82,17 @@ done
 """
 
 
-def pytorchjob(name, out, *command):
-    container = {
+def container(out, *command):
+    return {
         "name": "pytorch",
         "image": "phalanx:test",
         "command": list(command),
         "env": [{"name": "PROBE_OUT", "value": str(out)}],
     }
-    template = {"spec": {"containers": [container]}}
+
+
+def pytorchjob(name, out, *command):
+    template = {"spec": {"containers": [container(out, *command)]}}
     role = {"replicas": 1, "restartPolicy": "OnFailure", "template": template}
     return {
         "apiVersion": "kubeflow.org/v1",
@@ -98,12 +102,32 @@ def pytorchjob(name, out, *command):
     }
 
 
-def read(kube, name):
-    return kube.get(PYTORCHJOB.path(SPACE, name))
+def job(name, out, *command, **more):
+    pod = {"restartPolicy": "Never", "containers": [container(out, *command)]}
+    spec = {"parallelism": 2, "completions": 2, "template": {"spec": pod}, **more}
+    meta = {"name": name, "namespace": SPACE}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
 
 
-def conditions(kube, name):
-    found = read(kube, name).get("status", {}).get("conditions", [])
+def jobset(name, out, *command):
+    template = {"spec": job(name, out, *command)["spec"]}
+    return {
+        "apiVersion": JOBSET.api_version,
+        "kind": "JobSet",
+        "metadata": {"name": name, "namespace": SPACE},
+        "spec": {
+            "managedBy": MANAGER,
+            "replicatedJobs": [{"name": "workers", "replicas": 1, "template": template}],
+        },
+    }
+
+
+def read(kube, name, kind=PYTORCHJOB):
+    return kube.get(kind.path(SPACE, name))
+
+
+def conditions(kube, name, kind=PYTORCHJOB):
+    found = read(kube, name, kind).get("status", {}).get("conditions", [])
     return [("" if one["status"] == "True" else "-") + one["type"] for one in found]
 
 
@@ -115,20 +139,27 @@ def counts(kube, name):
     }
 
 
-def suspend(kube, name, wanted):
+def suspend(kube, name, wanted, kind=PYTORCHJOB):
     def done():
-        one = read(kube, name)
-        one["spec"].setdefault("runPolicy", {})["suspend"] = wanted
+        one = read(kube, name, kind)
+        place = one["spec"]
+        if kind is PYTORCHJOB:
+            place = place.setdefault("runPolicy", {})
+        place["suspend"] = wanted
         with contextlib.suppress(KubernetesRefused):  # its status was written meanwhile
-            return kube.call("PUT", PYTORCHJOB.path(SPACE, name), one)
+            return kube.call("PUT", kind.path(SPACE, name), one)
 
     wait_until(done, "a change of the object")
 
 
-def told(kube):
-    """The reasons of the events about PyTorchJobs."""
+def active(kube, name):
+    return read(kube, name, JOB).get("status", {}).get("active")
+
+
+def told(kube, kind):
+    """The reasons of the events about objects of a kind."""
     found = kube.list(f"/api/v1/namespaces/{SPACE}/events").items
-    return {one["reason"] for one in found if one["involvedObject"]["kind"] == "PyTorchJob"}
+    return {one["reason"] for one in found if one["involvedObject"]["kind"] == kind.kind}
 
 
 def test_an_object_trains_and_its_operator_may_be_killed_in_the_middle(
@@ -183,10 +214,44 @@ def test_an_object_trains_and_its_operator_may_be_killed_in_the_middle(
     kube.call("PATCH", PYTORCHJOB.path(SPACE, "long"), kept, kind=MERGE_PATCH)
     wait_until(lambda: read(kube, "long") is None, "its end")
     assert platform.kill_operator(signal.SIGTERM) == 0
-    assert told(kube) >= {
+    assert told(kube, PYTORCHJOB) >= {
         "PyTorchJobSucceeded",
         "PyTorchJobSuspended",
         "PyTorchJobResumed",
         "SuccessfulCreatePod",
         "ExitedWithCode",
     }
+
+
+@pytest.mark.extras
+def test_a_jobset_and_a_job_with_our_manager_train_and_others_are_left_alone(
+    platform, cluster, kube, tmp_path
+):
+    """The API server itself checks each step of the status of a Job."""
+    kube.call("POST", JOB.path(SPACE), job("theirs", tmp_path / "theirs", "true"))
+    kube.call("POST", JOBSET.path(SPACE), jobset("set", tmp_path / "set", "true"))
+    wait_until(lambda: "Completed" in conditions(kube, "set", JOBSET), "its success")
+    status = read(kube, "set", JOBSET)["status"]
+    assert status["terminalState"] == "Completed"
+    assert [one["succeeded"] for one in status["replicatedJobsStatus"]] == [1]
+    long = job("long", tmp_path / "long", "sh", "-c", ENDLESS, managedBy=MANAGER)
+    kube.call("POST", JOB.path(SPACE), long)
+    wait_until(lambda: active(kube, "long") == 2, "its ranks")
+    suspend(kube, "long", True, JOB)
+    wait_until(lambda: "Suspended" in conditions(kube, "long", JOB), "its pause")
+    wait_until(lambda: platform.jobs()[0].state == "paused", "its pause")
+    suspend(kube, "long", False, JOB)
+    wait_until(lambda: active(kube, "long") == 2, "its ranks again")
+    wait_until(lambda: platform.jobs()[0].state == "running", "its job")
+    kube.call("DELETE", JOB.path(SPACE, "long"), {"propagationPolicy": "Background"})
+    wait_until(lambda: platform.jobs()[0].state == "cancelled", "the end of its job")
+    done = job("done", tmp_path / "done", "true", managedBy=MANAGER)
+    kube.call("POST", JOB.path(SPACE), done)
+    wait_until(lambda: "Complete" in conditions(kube, "done", JOB), "its success")
+    assert conditions(kube, "done", JOB) == ["SuccessCriteriaMet", "Complete"]
+    assert read(kube, "done", JOB)["status"]["succeeded"] == 2
+    wait_until(lambda: cluster.left() == [], "no pods")
+    assert [one.name for one in platform.jobs()] == ["done", "long", "set"]
+    assert not read(kube, "theirs", JOB).get("status")
+    for name in ("theirs", "done"):
+        kube.call("DELETE", JOB.path(SPACE, name), {"propagationPolicy": "Background"})

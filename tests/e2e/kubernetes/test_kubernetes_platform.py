@@ -226,3 +226,70 @@ def test_a_command_and_a_port_in_a_pod_are_reached_through_its_supervisor(
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     platform.run("stop", job, "--grace", "0s")
+
+
+JOBSET = """
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: multislice}
+spec:
+  replicatedJobs:
+  - name: slice
+    replicas: %(slices)d
+    template:
+      spec:
+        parallelism: 2
+        completions: 2
+        template:
+          spec:
+            restartPolicy: Never
+            nodeSelector: {cloud.google.com/gke-tpu-topology: 2x4}
+            containers:
+            - name: jax
+              image: phalanx:test
+              command: [sh, -c, "env > %(out)s/$RANK"]
+              resources: {limits: {google.com/tpu: 4}}
+"""
+
+
+@pytest.fixture
+def tpu_platform(cluster, tmp_path):
+    """Slices a, b and c of two hosts, of which b lacks one; nodes have labels with their names."""
+    for name in ("a-0", "a-1", "b-0", "c-0", "c-1"):
+        labels = {
+            "cloud.google.com/gke-nodepool": name[0],
+            "cloud.google.com/gke-tpu-topology": "2x4",
+            "kubernetes.io/hostname": name,
+        }
+        cluster.kubelet.add_node(name, labels, **{"google.com/tpu": "4"})
+    one = KubernetesPlatform(tmp_path, cluster)
+    one.up(num_nodes=5)
+    yield one
+    one.down()
+    wait_until(lambda: cluster.left() == [], "an empty cluster")
+
+
+def test_a_jobset_of_two_tpu_slices_runs_on_two_whole_ones(tpu_platform, tmp_path):
+    out, file = tmp_path / "env", tmp_path / "jobset.yaml"
+    out.mkdir()
+    file.write_text(JOBSET % {"slices": 3, "out": out})
+    refused = tpu_platform.run("submit", file, check=False)
+    assert (
+        refused.returncode and "of the level slice, 2 have 2 nodes with 4 slots" in refused.stderr
+    )
+    file.write_text(JOBSET % {"slices": 2, "out": out})
+    tpu_platform.run("submit", file)
+    succeeded(tpu_platform, "j-1")
+    # A node for each pod, by the number of the pod.
+    nodes = {one.name[-1]: one.node for one in tpu_platform.cluster.kubelet.running.values()}
+    assert [nodes[rank][0] for rank in "0123"] == ["a", "a", "c", "c"]
+    told = [
+        dict(line.partition("=")[::2] for line in (out / str(rank)).read_text().splitlines())
+        for rank in range(4)
+    ]
+    assert [one["MEGASCALE_SLICE_ID"] for one in told] == ["0", "0", "1", "1"]
+    assert [one["TPU_WORKER_ID"] for one in told] == ["0", "1", "0", "1"]
+    assert len({one["TPU_WORKER_HOSTNAMES"] for one in told}) == 2
+    assert {one["MEGASCALE_COORDINATOR_ADDRESS"] for one in told} == {
+        told[0]["TPU_WORKER_HOSTNAMES"].split(",")[0]
+    }

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from e2e.kubernetes.conftest import FakeCluster
+from e2e.kubernetes.conftest import CLUSTERS, cluster_of
 from e2e.kubernetes.test_kubernetes_platform import KubernetesPlatform, succeeded
 from phalanx.errors import UserError
 from phalanx.supervise.portable.copy import copy_tree
@@ -30,10 +30,10 @@ def tree_image(tmp_path_factory):
     return images.built_tree(tmp_path_factory.mktemp("tree-image"))
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory, tree_image):
+@pytest.fixture(scope="module", params=CLUSTERS)
+def cluster(request, tmp_path_factory, tree_image):
     images.need_roots()
-    one = FakeCluster(tmp_path_factory.mktemp("cluster"))
+    one = cluster_of(request, tmp_path_factory.mktemp("cluster"))
     one.add_nodes(1)
     one.kubelet.images[TREE] = tree_image
     yield one
@@ -136,22 +136,13 @@ def test_a_python_below_3_11_runs_scripts_and_says_what_it_cannot(platform, clus
 
 
 def test_images_with_phalanx_get_no_copy(platform, cluster):
-    made = []
-    create = cluster.api.store.create
-
-    def created(plural, namespace, body):
-        made.append((plural, body))
-        return create(plural, namespace, body)
-
-    cluster.api.store.create = created
     label = job(
         platform, "phalanx:7", "python train.py", {"train.py": "print('here')"}, framework="none"
     )
     succeeded(platform, label)
-    cluster.api.store.create = create
-    (pod,) = [body for plural, body in made if plural == "pods"]
-    assert "initContainers" not in pod["spec"]
-    assert pod["spec"]["containers"][0]["command"][0] == "python"
+    spec = list(cluster.kubelet.running.values())[-1].spec
+    assert "initContainers" not in spec
+    assert spec["containers"][0]["command"][0] == "python"
 
 
 def test_the_first_process_of_a_pod_passes_term_on(platform, cluster, tmp_path):

@@ -1,7 +1,9 @@
 """Parts of the Kubernetes executor that need no cluster."""
 
 import json
+import socket
 import ssl
+import threading
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -20,7 +22,7 @@ from phalanx.core.contract.pods import (
 from phalanx.core.reasons import Cause
 from phalanx.errors import ExecutorUnavailable, ServerError, SpecInvalid
 from phalanx.executors.kubernetes import deaths
-from phalanx.executors.kubernetes.client import KubernetesClient, TokenBucket
+from phalanx.executors.kubernetes.client import SILENT_S, KubernetesClient, TokenBucket
 from phalanx.executors.kubernetes.credentials import ClusterAccess, from_kubeconfig, in_cluster
 from phalanx.executors.kubernetes.inventory import OWNER_LABEL, nodes_of
 from phalanx.executors.kubernetes.manifests import (
@@ -457,6 +459,34 @@ def test_a_stream_that_opens_while_its_client_is_closed_is_not_read():
         client.watch("/api/v1/pods", "1", {}, 240),
     ):
         pass
+
+
+def test_the_kernel_notices_a_peer_that_is_gone_long_before_a_stream_counts_as_silent():
+    """Bookmarks come about once a minute, and late under load: no stream ends for one that is late."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        client = KubernetesClient(ClusterAccess(url, ssl.create_default_context()))
+
+        def answer():
+            peer, _ = listening.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+                peer.recv(1)  # until the client closes
+
+        server = threading.Thread(target=answer)
+        server.start()
+        with client.watch("/api/v1/pods", "1", {}, 240):
+            (stream,) = client._streams
+            assert stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle, between, probes = (
+                stream.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+        client.close()
+        server.join(10)
+    assert SILENT_S > 2 * 60
+    assert idle + between * probes <= 60
 
 
 def test_requests_beyond_the_burst_wait():

@@ -53,20 +53,56 @@ def test_hosts_of_a_slice(topology, chips, hosts):
 
 
 def test_a_gang_is_a_whole_slice_with_one_process_on_each_host():
-    tpu.check_slice(gang(4), [LABELS] * 4)
+    tpu.check_slices(gang(4), [LABELS] * 4)
     with pytest.raises(LaunchError, match=r"4 hosts with 4 chips each.*write `nodes: 4`, not 2"):
-        tpu.check_slice(gang(2), [LABELS] * 2)
+        tpu.check_slices(gang(2), [LABELS] * 2)
     with pytest.raises(LaunchError, match="write `slots_per_rank: 4`"):
-        tpu.check_slice(gang(4, ranks=4), [LABELS] * 4)
-    other = {**LABELS, "cloud.google.com/gke-nodepool": "slice-b"}
-    with pytest.raises(LaunchError, match=r"several TPU slices \(slice-a, slice-b\)"):
-        tpu.check_slice(gang(4), [LABELS, LABELS, other, other])
+        tpu.check_slices(gang(4, ranks=4), [LABELS] * 4)
+
+
+def on(*slices, topology="4x4"):
+    """Labels of hosts in these slices, one letter a host."""
+    return [
+        {
+            **LABELS,
+            "cloud.google.com/gke-nodepool": f"slice-{one}",
+            "cloud.google.com/gke-tpu-topology": topology,
+        }
+        for one in "".join(slices)
+    ]
+
+
+def test_several_slices_are_whole_and_follow_each_other():
+    tpu.check_slices(gang(8), on("aaaabbbb"))
+    tpu.check_slices(gang(2), on("ab", topology="2x2"))
+    for wrong in ("aabb", "aaabbbbb", "abababab", "aaaabbbbb", "aabbbbaa"):
+        with pytest.raises(
+            LaunchError, match=r"parts of several TPU slices \(slice-a, slice-b\).*4 hosts"
+        ):
+            tpu.check_slices(gang(len(wrong)), on(wrong))
+    with pytest.raises(LaunchError, match=r"several topologies \(2x8, 4x4\)"):
+        tpu.check_slices(gang(8), [*on("aaaa"), *on("bbbb", topology="2x8")])
+
+
+def test_pods_of_several_slices_find_their_slice_and_the_other_ones():
+    names = AttemptNames("ns", "phx-o-j1-a1")
+    pods = [names.pod(rank) for rank in range(4)]
+    told = tpu.variables(names.anchor, pods, on("aabb", topology="2x4"))
+    assert [one["TPU_WORKER_ID"] for one in told] == ["0", "1", "0", "1"]
+    assert [one["MEGASCALE_SLICE_ID"] for one in told] == ["0", "0", "1", "1"]
+    assert {one["MEGASCALE_NUM_SLICES"] for one in told} == {"2"}
+    first = "phx-o-j1-a1-n0.phx-o-j1-a1"
+    assert {one["MEGASCALE_COORDINATOR_ADDRESS"] for one in told} == {first}
+    assert told[0]["TPU_WORKER_HOSTNAMES"] == f"{first},phx-o-j1-a1-n1.phx-o-j1-a1"
+    second = "phx-o-j1-a1-n2.phx-o-j1-a1,phx-o-j1-a1-n3.phx-o-j1-a1"
+    assert told[2]["TPU_WORKER_HOSTNAMES"] == told[3]["TPU_WORKER_HOSTNAMES"] == second
 
 
 def test_pods_of_a_slice_find_each_other_by_name():
     names = AttemptNames("ns", "phx-o-j1-a1")
     pods = [names.pod(rank) for rank in range(2)]
-    told = tpu.variables(names.anchor, pods, 1, "2x4")
+    told = tpu.variables(names.anchor, pods, on("aa", topology="2x4"))[1]
+    assert not any(name.startswith("MEGASCALE") for name in told)
     assert told["TPU_WORKER_ID"] == "1"
     hosts = "phx-o-j1-a1-n0.phx-o-j1-a1,phx-o-j1-a1-n1.phx-o-j1-a1"
     assert told["TPU_WORKER_HOSTNAMES"] == hosts
@@ -83,4 +119,5 @@ def test_pods_of_a_slice_find_each_other_by_name():
 
 
 def test_one_host_needs_no_names():
-    assert tpu.variables("a", ["a-n0"], 0, "2x4")["TPU_WORKER_HOSTNAMES"] == "localhost"
+    (told,) = tpu.variables("a", ["a-n0"], on("a"))
+    assert told["TPU_WORKER_HOSTNAMES"] == "localhost"

@@ -61,6 +61,7 @@ class Demand:
     slot_type: str = ""  # model of the devices; empty: any
     device_memory_bytes: int = 0  # least memory of each device
     required: str | None = None  # all nodes must share a domain of this level
+    domains: int = 1  # equal parts of the gang, each in a domain of the required level of its own
     preferred: str | None = None  # None: the narrowest level; "none": no level
     patience_s: float | None = None  # None: derived from the expected run time
     selector: tuple[tuple[str, str], ...] = ()  # labels that every node must have

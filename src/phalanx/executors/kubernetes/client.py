@@ -20,8 +20,10 @@ from phalanx.kit.text import shorten
 Object = dict[str, Any]
 
 RATE_PER_S, BURST = 50.0, 100.0
-# The API server sends a bookmark about once a minute: a stream without one for longer is half-open.
-SILENT_S = 70.0
+# The API server sends a bookmark about once a minute, later under load: a stream that missed two is dead.
+SILENT_S = 150.0
+# A peer that is gone is noticed by the kernel within these seconds, however busy both programs are.
+_IDLE_S, _PROBE_S, _PROBES = 20, 5, 4
 _PAGE = 500
 _TRIES = 4
 _TIMEOUT_S = 20.0
@@ -80,13 +82,16 @@ class KubernetesClient:
         self._bucket = TokenBucket()
         self._streams: set[socket.socket] = set()
         self._closed = False
-        timeout = httpx.Timeout(_TIMEOUT_S)
-        limits = httpx.Limits(max_connections=40)
+        transport = httpx.HTTPTransport(
+            verify=access.context,
+            limits=httpx.Limits(max_connections=40),
+            trust_env=False,
+            socket_options=_keep_alive(),
+        )
         self._http = httpx.Client(
             base_url=access.url,
-            verify=access.context,
-            timeout=timeout,
-            limits=limits,
+            transport=transport,
+            timeout=httpx.Timeout(_TIMEOUT_S),
             trust_env=False,
         )
 
@@ -221,6 +226,17 @@ class KubernetesClient:
             with suppress(OSError, ValueError):
                 one.shutdown(socket.SHUT_RDWR)
         self._http.close()
+
+
+def _keep_alive() -> list[tuple[int, int, int]]:
+    """Socket options with which a connection ends when its peer no longer answers."""
+    wanted = {"TCP_KEEPIDLE": _IDLE_S, "TCP_KEEPINTVL": _PROBE_S, "TCP_KEEPCNT": _PROBES}
+    found = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name, value in wanted.items():
+        option = getattr(socket, name, None)  # not every system has all of them
+        if option is not None:
+            found.append((socket.IPPROTO_TCP, option, value))
+    return found
 
 
 def _events(answer: httpx.Response) -> Iterator[Object]:

@@ -232,13 +232,10 @@ class KubernetesExecutor:
             return places
         nodes = [self._nodes.find("", one.node) or {} for one in places]
         labels = [(one.get("metadata") or {}).get("labels") or {} for one in nodes]
-        tpu.check_slice(gang, labels)
+        tpu.check_slices(gang, labels)
         pods = [names.pod(one.node_rank) for one in gang]
-        topology = labels[0].get(tpu.TOPOLOGY_LABEL, "")
-        return [
-            replace(one, tpu=tpu.variables(names.anchor, pods, number, topology))
-            for number, one in enumerate(places)
-        ]
+        told = tpu.variables(names.anchor, pods, labels)
+        return [replace(one, tpu=own) for one, own in zip(places, told, strict=True)]
 
     # -- ending ------------------------------------------------------------------------------------
 

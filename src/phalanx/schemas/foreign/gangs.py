@@ -26,6 +26,7 @@ class GangSize:
     nodes: int
     elastic: tuple[int, int] | None = None
     ranks: int | None = None
+    slices: int = 1  # TPU slices that it has in equal parts, where its devices are TPU chips
 
 
 def head(document: ForeignReader) -> dict[str, Any]:
@@ -58,15 +59,28 @@ def gang(size: GangSize, plan: CommandPlan, needs: PodNeeds, log: ConversionLog)
         "mounts": needs.mounts,
         "kubernetes": needs.kubernetes,
     }
-    placement = {"selector": needs.selector, "tolerate": needs.tolerate}
+    placement = {
+        "selector": needs.selector,
+        "tolerate": needs.tolerate,
+        **_slices(size, needs, log),
+    }
     found["placement"] = {key: one for key, one in placement.items() if one}
-    if plan.framework is not None:
-        found["framework"] = plan.framework
+    framework = plan.framework or ("jax" if needs.tpu else None)
+    if framework is not None:
+        found["framework"] = framework
     if needs.grace is not None:
         found["grace"] = f"{needs.grace}s"
     if plan.restarts is not None:
         found["recovery"] = {"rank_crash": {"count": plan.restarts}}
     return found
+
+
+def _slices(size: GangSize, needs: PodNeeds, log: ConversionLog) -> dict[str, Any]:
+    """The keys of `placement` that keep the hosts of each TPU slice together."""
+    if not needs.tpu or size.nodes == 1 or log.local:
+        return {}
+    log.came_from(size.line, "placement.required", "placement.domains")
+    return {"required": "slice", "domains": size.slices if size.slices > 1 else None}
 
 
 def _with_later_env(run: list[str] | str, needs: PodNeeds) -> list[str] | str:

@@ -19,8 +19,10 @@ class PodNeeds:
     env: dict[str, str] = field(default_factory=dict)
     #: variables with values that are stored as secrets
     secrets: list[str] = field(default_factory=list)
-    #: GPUs of the container
+    #: GPUs of the container, or TPU chips
     gpus: int = 0
+    #: whether they are TPU chips
+    tpu: bool = False
     #: whole CPUs, or None
     cpus: int | None = None
     #: bytes of memory, or None

@@ -28,6 +28,7 @@ from phalanx.kit.units import parse_duration
 from phalanx.schemas.spec.checkpointing import Checkpointing, MetricLines
 from phalanx.schemas.spec.fields import (
     MAX_ENTRIES,
+    MAX_NODES,
     Command,
     Cron,
     Duration,
@@ -72,6 +73,11 @@ class PlacementWish(Section):
     """Where the gang may be placed. Levels are those of the pool, such as node, rack or zone."""
 
     required: Name | None = optional("Level of which one domain must hold the gang.")
+    domains: Annotated[WholeFromOne, Field(le=MAX_NODES)] = Field(
+        default=1,
+        description="Domains of the required level that hold equal parts of the gang, one each, such as "
+        "TPU slices.",
+    )
     preferred: Name | None = optional(
         "Level of which one domain should hold the gang; absent: the narrowest; none: no preference."
     )
@@ -549,6 +555,7 @@ class JobSpec(Section):
             if need.accelerator_memory is None
             else need.accelerator_memory.low,
             required=wish.required,
+            domains=wish.domains,
             preferred=wish.preferred,
             patience_s=wish.patience,
             selector=tuple(sorted(selector.items())),

@@ -97,6 +97,7 @@ def check_supported(spec: JobSpec) -> list[Problem]:
         + _inputs(spec)
         + _in_all(spec)
         + _role_problems(spec)
+        + _domains(spec)
         + _strategy(spec)
         + _devices(spec)
         + _inert(spec)
@@ -108,6 +109,25 @@ def check_supported(spec: JobSpec) -> list[Problem]:
             for problem in pod_problems(spec.mounts, None, name, role.mounts)
         ]
     )
+
+
+def _domains(spec: JobSpec) -> list[Problem]:
+    """Parts of the gang in domains of their own that cannot be equal, or of no level."""
+    num, level, nodes = spec.placement.domains, spec.placement.required, spec.resources.nodes
+    if num == 1:
+        return []
+    said = None
+    if level in (None, "node"):
+        said = "needs the level of the domains, as in {required: slice, domains: 2}"
+    elif spec.roles:
+        said = (
+            "is not possible with `roles`: the gang is divided into equal parts; remove one of both"
+        )
+    elif spec.resources.accelerators is not None or nodes.low != nodes.high:
+        said = "needs one number of nodes: write it in `resources.nodes`"
+    elif nodes.low % num:
+        said = f"must divide the {nodes.low} nodes of the gang, so that its parts are equal"
+    return [] if said is None else [Problem("placement.domains", said, str(num))]
 
 
 def _inert(spec: JobSpec) -> list[Problem]:

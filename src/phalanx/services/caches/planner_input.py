@@ -61,6 +61,7 @@ def asked(terms: JobPolicy, facts: JobFacts, submitted_at: int) -> QueuedJob:
         min_nodes=terms.min_nodes,
         roles=terms.roles,
         required=demand.required,
+        domains=demand.domains,
         slot_type=demand.slot_type,
         device_memory_bytes=demand.device_memory_bytes,
         tolerates=demand.tolerates,

@@ -23,6 +23,7 @@ from phalanx.core.scheduling import (
     PlanningInput,
     QueuedJob,
 )
+from phalanx.core.scheduling.index.empty_cluster import with_labels
 from phalanx.core.scheduling.model.durations import History
 from phalanx.core.scheduling.model.planner_state import Usage, changed_usage, past_slots
 from phalanx.core.scheduling.model.planning_input import UserQuota
@@ -477,12 +478,7 @@ def _with_selected_labels(nodes: tuple[Node, ...], shown: Sequence[StoredJob]) -
     if not any(node.labels for node in nodes):
         return nodes
     wanted = {key for one in shown for key, _ in one.facts.demand.selector} | {LABEL}
-    return tuple(
-        replace(node, labels=tuple(label for label in node.labels if label[0] in wanted))
-        if node.labels
-        else node
-        for node in nodes
-    )
+    return with_labels(nodes, wanted)
 
 
 def _laid_out(

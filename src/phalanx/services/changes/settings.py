@@ -169,6 +169,9 @@ def _fixed_size(spec: JobSpec) -> list[Problem]:
             "a gang with several roles keeps its size; `phalanx clone` starts one of another size"
         )
         return [Problem("nodes", said)]
+    if spec.placement.domains > 1:
+        said = "a gang with `placement.domains` keeps its size; `phalanx clone` starts one of another size"
+        return [Problem("nodes", said)]
     if spec.plans[0].need.accelerators is not None:
         return [Problem("nodes", "follows from `resources.accelerators`, which cannot change")]
     return []

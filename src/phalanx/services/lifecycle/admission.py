@@ -341,9 +341,23 @@ def _largest(spec: JobSpec, plan: RolePlan, at: str, nodes: Nodes, where: str) -
         said = f"more than any node has: the largest {where} has {most_slots} slots"
         return Problem(f"{at}resources.slots_per_node", said, str(shape.slots_per_node))
     within, by_domain = _domains(spec, shape.slots_per_node, wide)
+    if spec.placement.domains > 1:
+        return _too_few_domains(spec, list(by_domain.values()))
     most = max(by_domain.values(), default=0)
     said = f"at most {most} × {shape.slots_per_node} slots fit in one {within}, even an empty one"
     return Problem(f"{at}resources.nodes", said, str(plan.need.nodes.low))
+
+
+def _too_few_domains(spec: JobSpec, rooms: Sequence[int]) -> Problem:
+    """The problem of a gang with more parts than there are domains for; `rooms` are node shares of each."""
+    wish, shape = spec.placement, spec.shape
+    each = shape.nodes // wish.domains
+    have = sum(room >= each for room in rooms)
+    said = (
+        f"no pool has that many: of the level {wish.required}, {have} have {each} nodes with "
+        f"{shape.slots_per_node} slots each, also when they are empty"
+    )
+    return Problem("placement.domains", said, str(wish.domains))
 
 
 def _domains(spec: JobSpec, per_node: int, nodes: Nodes) -> tuple[str, dict[str, int]]:

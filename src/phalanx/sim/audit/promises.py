@@ -145,6 +145,13 @@ def _check_topology(cluster: ClusterIndex, job: QueuedJob, names: list[str]) -> 
         found = set(names)
     else:
         found = {dict(index.nodes[index.num_of[n]].domains).get(job.required, "") for n in names}
+        if job.domains > 1:
+            each = len(names) // job.domains
+            of = [dict(index.nodes[index.num_of[n]].domains).get(job.required, "") for n in names]
+            parts = [set(of[at : at + each]) for at in range(0, len(of), each)]
+            alone = len(found) == job.domains == len(parts) and all(len(p) == 1 for p in parts)
+            require(alone, f"j-{job.num} is not in {job.domains} {job.required}, part after part")
+            return
     require(len(found) == 1, f"j-{job.num} leaves its required {job.required}")
 
 

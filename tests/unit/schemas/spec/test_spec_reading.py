@@ -130,6 +130,38 @@ preemptible: false
     assert "urgent (95)" in problems("{run: x, priority: hihg}")["priority"]
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("resources: {nodes: 4}, placement: {domains: 2}", "needs the level of the domains"),
+        ("resources: {nodes: 4}, placement: {required: node, domains: 2}", "needs the level"),
+        ("resources: {nodes: 5}, placement: {required: slice, domains: 2}", "divide the 5 nodes"),
+        (
+            "resources: {nodes: 2..4}, placement: {required: slice, domains: 2}",
+            "one number of nodes",
+        ),
+        (
+            "resources: {accelerators: 8}, placement: {required: slice, domains: 2}",
+            "one number of nodes",
+        ),
+        (
+            "resources: {nodes: 4}, placement: {required: slice, domains: 2}, "
+            "roles: {a: {run: y, resources: {nodes: 1}}}",
+            "not possible with `roles`",
+        ),
+    ],
+)
+def test_parts_in_domains_of_their_own_are_equal_and_of_a_level(more, said):
+    found = {one.path: str(one) for one in check_supported(load_spec(f"{{run: x, {more}}}"))}
+    assert said in found["placement.domains"]
+
+
+def test_parts_in_domains_of_their_own_reach_the_planner():
+    spec = load_spec("{run: x, resources: {nodes: 8}, placement: {required: slice, domains: 2}}")
+    assert check_supported(spec) == []
+    assert spec.to_demand() == Demand(required="slice", domains=2)
+
+
 def test_a_budget_is_laid_over_the_default_of_its_cause():
     policy = load_spec(LIVE).to_policy().recovery
     assert policy.budget(Cause.RANK_CRASH) == Budget(5, 3600.0)

@@ -369,12 +369,26 @@ def _scattered(
     for i in wide:
         name = dict(index.nodes[i].domains).get(level, "")
         by_domain[name] = by_domain.get(name, 0) + 1
+    if job.domains > 1:
+        return _too_few_domains(job, list(by_domain.values()), free)
     have, best = max(((n, name) for name, n in by_domain.items()), default=(0, "none"))
     text = (
         f"needs {job.shape.nodes} nodes with {need} free slots each in one {level}; "
         f"the best, {best}, has {have}, though {free} slots are free in all"
     )
     return Constraint(Binding.TOPOLOGY, text, job.shape.nodes, have, "nodes", (best,))
+
+
+def _too_few_domains(job: QueuedJob, num_wide: Sequence[int], free: int) -> Constraint:
+    """Return the constraint of a gang of equal parts; `num_wide` are wide enough nodes by domain."""
+    each, level = job.shape.nodes // job.domains, job.required
+    have = sum(num >= each for num in num_wide)
+    text = (
+        f"needs {job.domains} domains of the level {level} with {each} nodes with "
+        f"{job.shape.slots_per_node} free slots each; {have} of them are there, though {free} slots are "
+        "free in all"
+    )
+    return Constraint(Binding.TOPOLOGY, text, job.domains, have, "domains")
 
 
 def _starved_of(index: SlotIndex, job: QueuedJob, groups: Sequence[NodeGroup]) -> list[Constraint]:

@@ -255,7 +255,8 @@ def _smaller(trial: _Trial, job: QueuedJob) -> Change | None:
     while low <= high:
         middle = (low + high) // 2
         text, shape = sizes[middle]
-        smaller = replace(job, shape=shape, min_nodes=None)
+        domains = max(1, job.domains * shape.nodes // job.shape.nodes)
+        smaller = replace(job, shape=shape, min_nodes=None, domains=domains)
         part = " for its first role" if job.roles else ""
         found = trial.change(ChangeKind.SIZE, f"with {text}{part}", smaller)
         if found is None:
@@ -267,11 +268,14 @@ def _smaller(trial: _Trial, job: QueuedJob) -> Change | None:
 
 def _sizes(job: QueuedJob) -> list[tuple[str, GangShape]]:
     shape, found = job.shape, []
-    least = job.min_nodes or shape.nodes
-    for nodes in range(least - 1, 0, -1):
+    least, part = job.min_nodes or shape.nodes, shape.nodes // job.domains
+    step = 1 if job.domains == 1 else part  # a part of several is as large as its domain
+    for nodes in range(least - step, 0, -step):
         smaller = GangShape(nodes, shape.slots_per_node, shape.ranks_per_node)
         plural = "node" if nodes == 1 else "nodes"
         found.append((f"{_slots(nodes * shape.slots_per_node)} on {nodes} {plural}", smaller))
+    if job.domains > 1:
+        return found
     for slots in range(shape.slots_per_node - 1, 0, -1):
         found.append((f"{_slots(slots)} on 1 node", GangShape(1, slots, slots)))
     return found
@@ -303,7 +307,7 @@ def _higher(job: QueuedJob) -> Iterator[_Idea]:
 
 def _looser(job: QueuedJob) -> Iterator[_Idea]:
     if job.required is not None:
-        changed = replace(job, required=None)
+        changed = replace(job, required=None, domains=1)
         yield ChangeKind.TOPOLOGY, f"without `required: {job.required}`", changed
     if job.cpus_per_node:
         changed = replace(job, cpus_per_node=0)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from phalanx.core.gang.placement import Node
+from phalanx.core.residency import LABEL
 from phalanx.core.scheduling.index.slots import SlotIndex
 from phalanx.core.scheduling.index.topology import NodeRequest, place, request_of, suitable
 from phalanx.core.scheduling.model.planning_input import QueuedJob
 
 _KNOWN_AT_MOST = 4096
+_INDEXES_AT_MOST = 16
 
 
 class EmptyCluster:
     """The cluster as if nothing ran on it and no node were closed; answers are kept by request."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self._index = SlotIndex(replace(node, closed="", closed_slots=()) for node in nodes)
+        self._nodes = tuple(replace(node, closed="", closed_slots=()) for node in nodes)
+        self._indexes: dict[frozenset[str], SlotIndex] = {}
         self._known: dict[NodeRequest, bool] = {}
 
     def can_hold(self, job: QueuedJob) -> bool:
@@ -28,11 +31,35 @@ class EmptyCluster:
         if known is None:
             if len(self._known) >= _KNOWN_AT_MOST:
                 self._known.clear()
+            index = self._index_for(request)
             known = self._known[request] = any(
-                place(self._index, one, suitable(self._index, one), one.shape) is not None
+                place(index, one, suitable(index, one), one.shape) is not None
                 for one in (request, *(replace(request, shape=shape) for shape in request.splits))
             )
         return known
+
+    def _index_for(self, request: NodeRequest) -> SlotIndex:
+        """The nodes with those labels alone that the request selects by: others would divide their kinds.
+
+        A node of Kubernetes has a label with its own name.
+        """
+        wanted = frozenset([LABEL, *(key for key, _ in request.selector)])
+        known = self._indexes.get(wanted)
+        if known is None:
+            if len(self._indexes) >= _INDEXES_AT_MOST:
+                self._indexes.clear()
+            known = self._indexes[wanted] = SlotIndex(with_labels(self._nodes, wanted))
+        return known
+
+
+def with_labels(nodes: Iterable[Node], wanted: Collection[str]) -> tuple[Node, ...]:
+    """The nodes with only these of their labels."""
+    return tuple(
+        replace(node, labels=tuple(label for label in node.labels if label[0] in wanted))
+        if node.labels
+        else node
+        for node in nodes
+    )
 
 
 class EmptyClusters:

@@ -37,6 +37,7 @@ class NodeRequest:
     intensive: bool = False  # fast links go before price
     residency: tuple[str, ...] | None = None  # allowed values of the label; None: any
     without: tuple[str, ...] = ()  # slot types that parts without a type of their own do not use
+    domains: int = 1  # equal parts of the gang, each in a domain of the required level of its own
 
 
 def request_of(job: QueuedJob) -> NodeRequest:
@@ -55,6 +56,7 @@ def request_of(job: QueuedJob) -> NodeRequest:
         job.splits,
         job.intensive,
         job.residency,
+        domains=job.domains,
     )
 
 
@@ -127,6 +129,8 @@ def place(
     """Return allocations for the whole gang, in one group if possible, or None; changes nothing."""
     if request.roles:
         return _place_roles(index, request, groups, shape)
+    if request.domains > 1:
+        return _place_apart(index, request, groups, shape)
     for group in groups:
         found = _place_in(index, request, group, shape)
         if found is not None:
@@ -180,6 +184,33 @@ def lands(groups: Sequence[NodeGroup], request: NodeRequest) -> Iterator[list[No
         inside = [group for group in groups if group.key.pool == pool]
         if len(inside) > 1 and len({group.levels for group in inside}) == 1:
             yield inside
+
+
+def alike(groups: Sequence[NodeGroup]) -> list[list[NodeGroup]]:
+    """The groups of each pool and slot type together: labels of domains divide their nodes."""
+    found: dict[tuple[object, ...], list[NodeGroup]] = {}
+    for group in groups:
+        key = (group.key.pool, group.key.slot_type, group.size, group.levels)
+        found.setdefault(key, []).append(group)
+    return list(found.values())
+
+
+def _place_apart(
+    index: SlotIndex, request: NodeRequest, groups: Sequence[NodeGroup], shape: GangShape
+) -> list[Allocation] | None:
+    """Equal parts of a gang, part after part, in the tightest domains of the required level."""
+    each = shape.nodes // request.domains
+    for kinds in alike(groups):
+        inside: dict[str, list[int]] = {}
+        for group in kinds:
+            depth = group.levels.index(str(request.required))
+            for leaf, nodes in _rooms(index, request, group, shape.slots_per_node).items():
+                inside.setdefault(group.leaves[leaf][depth], []).extend(nodes)
+        wide = sorted((len(nodes), name) for name, nodes in inside.items() if len(nodes) >= each)
+        if len(wide) >= request.domains:
+            chosen = [node for _, name in wide[: request.domains] for node in inside[name][:each]]
+            return _cut(index, request, chosen, shape.slots_per_node)
+    return None
 
 
 def _place_roles(

@@ -32,6 +32,7 @@ class QueuedJob:
     min_nodes: int | None = None  # least size of an elastic job, below `shape.nodes`
     roles: tuple[GangShape, ...] = ()  # further parts; their shares follow those of `shape`
     required: str | None = None  # topology level that must hold the gang ("node" always exists)
+    domains: int = 1  # equal parts of the gang, each in a domain of the required level of its own
     slot_type: str = ""  # required slot type; empty: any
     device_memory_bytes: int = 0  # least device memory of a slot
     tolerates: tuple[str, ...] = ()  # taints that it tolerates

@@ -39,8 +39,8 @@ class OpeningSearch:
         The time is in microseconds, `NEVER` if it is unknown. An overdue gang can start where jobs of its
         priority may be preempted.
         """
-        if job.roles:
-            return _soonest_for_roles(self, eq_class, job)
+        if job.roles or job.domains > 1:
+            return _soonest_of_parts(self, eq_class, job)
         best: tuple[int, list[int]] | None = None
         for group in eq_class.groups:
             found = _soonest(self, group, job, overdue)
@@ -174,7 +174,7 @@ def _emptiest_full(
     return ready_at, [node for _, _, node in best[: num if soon else most * num]]
 
 
-def _soonest_for_roles(
+def _soonest_of_parts(
     search: OpeningSearch, eq_class: EquivalenceClass, job: QueuedJob
 ) -> tuple[int, list[int]] | None:
     """Return the first expected end after which all parts of the gang find room, by bisection."""

@@ -15,7 +15,15 @@ from itertools import chain
 from phalanx.core.gang.placement import GangShape
 from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
 from phalanx.core.scheduling.index.slots import Allocation, NodeGroup, pick, wants_of
-from phalanx.core.scheduling.index.topology import NodeRequest, areas, hosts, lands, levels, parts
+from phalanx.core.scheduling.index.topology import (
+    NodeRequest,
+    alike,
+    areas,
+    hosts,
+    lands,
+    levels,
+    parts,
+)
 from phalanx.core.scheduling.model.planning_input import QueuedJob
 from phalanx.core.scheduling.model.urgency import is_guarded
 from phalanx.core.scheduling.search import large_jobs, moves
@@ -138,6 +146,8 @@ def cheapest_plan(
             if found is not None and (best is None or found.cost < best.cost):
                 best = found
         return best
+    if job.domains > 1:
+        return _apart(search, eq_class, job, candidates)
     for group in eq_class.groups:
         found = _in_group(search, group, job, candidates)
         if found is not None and (best is None or found.cost < best.cost):
@@ -149,13 +159,44 @@ def _in_group(
     search: VictimSearch, group: NodeGroup, job: QueuedJob, candidates: CandidateSet
 ) -> VictimPlan | None:
     nodes = _cheapest(search, group, job, job.shape, candidates)
-    if nodes is None:
-        return None
+    return None if nodes is None else _plan_on(search, job, nodes, candidates)
+
+
+def _plan_on(
+    search: VictimSearch, job: QueuedJob, nodes: list[int], candidates: CandidateSet
+) -> VictimPlan:
+    """The victims on the nodes of a gang with one shape."""
     victims = without_needless(
         search, job, nodes, _victims(search, job, job.shape, nodes, candidates), candidates
     )
     prices = [candidates.prices[v] for v in victims]
     return VictimPlan(sum(prices), nodes, victims, prices)
+
+
+def _apart(
+    search: VictimSearch, eq_class: EquivalenceClass, job: QueuedJob, candidates: CandidateSet
+) -> VictimPlan | None:
+    """The cheapest domains of the required level for equal parts of the gang, one for each."""
+    each, leaf_of = job.shape.nodes // job.domains, search.index.leaf_of
+    best: VictimPlan | None = None
+    for kinds in alike(eq_class.groups):
+        inside: dict[str, list[_Offer]] = {}
+        for group in kinds:
+            depth = group.levels.index(str(job.required))
+            offers = _offers(search, group, job, job.shape, candidates)
+            for offer in [(0.0, node, 0) for node in offers.free] + offers.paid:
+                inside.setdefault(group.leaves[leaf_of[offer[1]]][depth], []).append(offer)
+        ranked = sorted(
+            (sum(cost for cost, _, _ in sorted(found)[:each]), name)
+            for name, found in inside.items()
+            if len(found) >= each
+        )[: job.domains]
+        if len(ranked) == job.domains:
+            nodes = [node for _, name in ranked for _, node, _ in sorted(inside[name])[:each]]
+            found = _plan_on(search, job, nodes, candidates)
+            if best is None or found.cost < best.cost:
+                best = found
+    return best
 
 
 # -- several roles -------------------------------------------------------------------------------

@@ -81,7 +81,9 @@ def need(job: QueuedJob) -> str:
     """Return the shape of the gang in words."""
     parts = [_part(shape) for shape in (job.shape, *job.roles)]
     extra = f", {job.cpus_per_node} CPUs a node" if job.cpus_per_node else ""
-    where = f" in one {job.required}" if job.required else ""
+    where = (
+        f" in {'one' if job.domains == 1 else job.domains} {job.required}" if job.required else ""
+    )
     return f"needs {' + '.join(parts)} slots{extra}{where}"
 
 

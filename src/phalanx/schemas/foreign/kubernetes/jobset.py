@@ -130,6 +130,13 @@ def _targets(body: ForeignReader, jobs: list[ForeignReader]) -> set[str]:
 def _several(body: ForeignReader, jobs: list[ForeignReader], targets: set[str]) -> dict[str, Any]:
     """The roles of several replicated jobs: of one world where their launchers say so."""
     parts = [_part(job, number) for number, job in enumerate(jobs)]
+    if any(one.needs.tpu for one in parts):
+        said = (
+            "several replicated jobs with TPU chips among them are not supported: write the slices as one "
+            "replicated job, with as many `replicas`"
+        )
+        body.refuse("replicatedJobs", said)
+        return {}
     nodes = sum(one.size.nodes for one in parts)
     # A launcher that counts the nodes of all of them makes them one world.
     if not all(one.plan.launched and one.plan.nodes == (nodes, nodes) for one in parts):
@@ -208,7 +215,7 @@ def _gang(inner: ForeignReader, replicas: int, line: int) -> dict[str, Any]:
     containers = inner.at("template").at("spec").line_of("containers")
     log.came_from(containers, "run", "setup", "env")
     line = inner.line_of("parallelism") if pods is not None else line
-    size = GangSize(line, replicas * (pods or 1))
+    size = GangSize(line, replicas * (pods or 1), slices=replicas)
     found = gang(size, read_words(needs.words, needs.env), needs, log)
     return found | _limit([inner])
 

@@ -17,10 +17,12 @@ from phalanx.schemas.spec.fields import MAX_WHOLE
 from phalanx.schemas.spec.roles import OUR_PREFIXES, OURS
 
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
-GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "habana.ai/gaudi")
+_TPU = "google.com/tpu"
+GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "habana.ai/gaudi", _TPU)
 _GPU_LABELS = (
     "nvidia.com/gpu.product",
     "cloud.google.com/gke-accelerator",
+    "cloud.google.com/gke-tpu-accelerator",
     "k8s.amazonaws.com/accelerator",
     "amd.com/gpu.product-name",
 )
@@ -276,7 +278,7 @@ def _resources(main: ForeignReader, section: ForeignReader, needs: PodNeeds) -> 
         if amount is None:
             continue
         if name in GPUS:
-            needs.gpus = math.ceil(amount)
+            needs.gpus, needs.tpu = math.ceil(amount), name == _TPU
         elif name == "cpu":
             needs.cpus = None if main.log.local else max(math.ceil(amount), 1)
         elif name == "memory":
