@@ -141,8 +141,9 @@ audit: $(RELEASE)/.installed ## ask the database of advisories about every packa
 	@for file in requirements/*.txt; do \
 	  $(RELEASE)/bin/pip-audit --strict --disable-pip --require-hashes --requirement $$file || exit 1; done
 
-docs: $(STAMP) ## write the generated reference pages and jobs.proto again
+docs: $(STAMP) ## write the generated reference pages, dashboards and jobs.proto again
 	@$(BIN)/python scripts/generate_grpc.py || echo "jobs.proto is left as it was"
+	@$(BIN)/python scripts/generate_dashboards.py || echo "the dashboards are left as they were"
 	@$(BIN)/python scripts/generate_docs.py
 
 clean: ## remove caches and build products, not .venv

@@ -8,8 +8,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from dashboards import shipped
 
 from phalanx.core.metrics.aliases import ALIASES
 from phalanx.core.metrics.catalogue import GROUPS
@@ -333,6 +336,23 @@ def _metric(one: Family) -> list[str]:
     name = f"`{one.exported}{{{shown}}}`" if shown else f"`{one.exported}`"
     meaning = f"{one.help.rstrip('.')}; only when {one.condition}" if one.condition else one.help
     return [name, one.kind.value, one.unit, meaning, _REPLICAS[one.origin], f"{one.most_series:,}"]
+
+
+def dashboards_page(table: Table) -> list[str]:
+    """Every panel of the shipped dashboards, with its advice and its queries."""
+    parts: list[str] = []
+    heads = ["panel", "meaning, and what to do", "unit", "queries"]
+    texts = {one["title"]: one["description"] for one in shipped.boards()}
+    for board, of_board in groupby(shipped.panels(), key=lambda one: one.board):
+        title = board.removeprefix("Phalanx: ").capitalize()
+        parts += [f"## {title}", "", texts[board], ""]
+        for row, found in groupby(of_board, key=lambda one: one.row):
+            rows = [
+                [one.title, one.text, one.unit, " · ".join(f"`{query}`" for query in one.queries)]
+                for one in found
+            ]
+            parts += [f"### {title}: {row[0].lower()}{row[1:]}", "", table(heads, rows)]
+    return parts
 
 
 # -- environment variables -----------------------------------------------------------------------

@@ -17,6 +17,7 @@ docs/reference/rest-contract.txt       what clients of the API rely on, from the
 docs/reference/roles.md                from the declarations of the routes
 docs/reference/grpc.md                 from the methods of the gRPC API and its jobs.proto
 docs/reference/metrics.md              its tables, from the catalogue of metrics
+docs/reference/dashboards.md           from the dashboards of `phalanx.monitoring`
 docs/reference/environment.md          its table of a rank's variables, from `core/contract`
 """
 
@@ -550,6 +551,14 @@ def metrics_page() -> str:
     return api_reference.with_tables(REFERENCE / "metrics.md", tables)
 
 
+def dashboards_page() -> str:
+    intro = (
+        "Every panel of the dashboards that `phalanx dashboards export` writes. How to use them: "
+        "[Monitor with Grafana](../how-to/monitor-with-grafana.md)."
+    )
+    return page("Dashboards", intro, *api_reference.dashboards_page(table))
+
+
 def environment_page() -> str:
     rows = api_reference.contract_variables()
     heads = ["variable", "meaning"]
@@ -583,6 +592,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "roles.md": roles_page,
     "grpc.md": grpc_page,
     "metrics.md": metrics_page,
+    "dashboards.md": dashboards_page,
     "environment.md": environment_page,
 }
 

@@ -67,3 +67,6 @@ def test_a_job_is_shown_and_nothing_of_it_is_run(rig: Rig, browser: httpx.Client
     assert page.count("&lt;script&gt;") >= 3
     assert "<script" not in front + page
     assert browser.get("/jobs/99").status_code == 404
+    led = browser.get("/", params={"job": f"j-{num}"}, follow_redirects=False)
+    assert (led.status_code, led.headers["location"]) == (303, f"jobs/{num}")
+    assert "<h1>Jobs" in browser.get("/", params={"job": "//elsewhere"}).text

@@ -32,6 +32,7 @@ from phalanx.cli.verbs.cost.estimate import estimate
 from phalanx.cli.verbs.cost.prices import prices_app
 from phalanx.cli.verbs.enter.exec import exec_
 from phalanx.cli.verbs.enter.port_forward import port_forward
+from phalanx.cli.verbs.monitoring.dashboards import dashboards_app
 from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, quotas, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
@@ -159,6 +160,6 @@ app.add_typer(bench_app, rich_help_panel=_PLATFORM)
 for _group in (
     *(budgets_app, prices_app, pools_app, nodes_app, projects_app, scheduler_app, token_app),
     *(users_app, groups_app, grants_app, secrets_app),
-    *(platform.admin_app, submit.spec_app),
+    *(dashboards_app, platform.admin_app, submit.spec_app),
 ):
     app.add_typer(_group, rich_help_panel=_PLATFORM)

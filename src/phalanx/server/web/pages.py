@@ -6,9 +6,10 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from phalanx.core.tenancy.roles import Permission
+from phalanx.kit.text import parse_job_label
 from phalanx.kit.units import format_duration, format_size
 from phalanx.schemas.api.jobs import JobView, LineageView
 from phalanx.server.access import Of, needs
@@ -32,8 +33,12 @@ def get_front(
     by: By,
     request: Request,
     cursor: Annotated[str | None, Query(max_length=2000)] = None,
-) -> HTMLResponse:
-    """All jobs, newest first."""
+    job: Annotated[str, Query(max_length=30)] = "",
+) -> Response:
+    """All jobs, newest first; with `job`, such as j-12, the page of that job, for links of dashboards."""
+    num = parse_job_label(job)
+    if num is not None:
+        return RedirectResponse(f"jobs/{num}", status_code=303)
     wanted = JobFilter(projects=by.projects(Permission.JOBS_READ), archived=False)
     found = views.list_jobs(here.platform, wanted, cursor=cursor, limit=50)
     pools = ", ".join(

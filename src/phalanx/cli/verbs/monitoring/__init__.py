@@ -1,0 +1,1 @@
+"""Verbs about watching the platform with other programs."""
