@@ -213,6 +213,8 @@ def spec_page() -> str:
     for cause, budget in DEFAULT_BUDGETS.items():
         count = "unlimited" if budget.count is None else str(budget.count)
         per = "since the last progress" if budget.per_s is None else format_duration(budget.per_s)
+        if budget.killed is not None:
+            count += f"; {budget.killed} after a rank was killed"
         budgets.append([f"`{cause.value}`", count, per, format_duration(budget.first_wait_s)])
     intro = (
         "The file that `phalanx submit` reads, version 1. Only `run` is required. Durations and sizes "

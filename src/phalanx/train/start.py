@@ -195,7 +195,7 @@ def assemble(components: RunComponents) -> Run:
             components, progress, store, loss_scale, shares, _statistics(components, share_scale)
         ),
         stragglers=_stragglers(components, shares),
-        schedule=SaveSchedule(info, components.clock.monotonic()),
+        schedule=SaveSchedule(info, components.clock.monotonic(), components.clock.now()),
         requested=RequestedSaves(info, components.report),
         start=begin_training,
         on_first_step=first_step_done,

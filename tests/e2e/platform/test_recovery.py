@@ -52,6 +52,35 @@ def test_five_random_kills_end_bit_identical(platform: Platform, tmp_path: Path,
     assert lineage.redone > 0
 
 
+def checkpoint_step(platform: Platform, job: str) -> int:
+    return platform.show(job).progress.checkpoint_step or 0
+
+
+def test_kills_that_come_before_the_first_planned_save_do_not_end_the_job(
+    platform: Platform, tmp_path: Path, calm: str
+):
+    """No save is planned at all: from the second failure on, the job saves by itself."""
+    hit, go = tmp_path / "hit", tmp_path / "go"
+    spec = probe_spec(hit, *FLAGS, *slow(go, 0.04), checkpoint={"every": "100000 steps"})
+    job = platform.submit({**spec, "recovery": {}})
+    seen = 0
+    for _ in range(2):
+        platform.wait_steps(seen + 5, hit)
+        assert platform.show(job).progress.checkpoint_step is None
+        kill(platform.rank_pids(job)[0])
+        seen = len(Path(f"{hit}.steps").read_text().splitlines())
+    for _ in range(3):
+        newest = checkpoint_step(platform, job)
+        wait_until(
+            lambda newest=newest: checkpoint_step(platform, job) > newest, "another checkpoint"
+        )
+        kill(platform.rank_pids(job)[0])
+    go.touch()
+    view = platform.wait_state(job, "succeeded")
+    assert hit.read_text() == calm
+    assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+
+
 def test_killed_supervisor_leaves_nothing_and_the_job_recovers(platform: Platform, tmp_path: Path):
     out, go = tmp_path / "probe", tmp_path / "go"
     job = platform.submit(probe_spec(out, "--epochs=4", *slow(go, 0.05), "--workers=1"))
@@ -173,7 +202,9 @@ def test_pause_saves_and_resume_goes_on(platform: Platform, tmp_path: Path, calm
     platform.wait_steps(15, out)
     platform.run("pause", job)
     view = platform.wait_state(job, "paused")
-    assert view.progress.checkpoint_step == len(Path(f"{out}.steps").read_text().splitlines())
+    assert view.progress.progress.checkpoint_step == len(
+        Path(f"{out}.steps").read_text().splitlines()
+    )
     go.touch()
     platform.run("resume", job)
     view = platform.wait_state(job, "succeeded")

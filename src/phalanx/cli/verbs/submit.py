@@ -703,7 +703,8 @@ def _refuse_unsupported(spec: JobSpec) -> None:
 
 
 def _print_resolved(session: Session, spec: JobSpec) -> None:
-    """Print the spec after the server has checked it against its pools."""
+    """Print the spec after the server has checked it against its pools, and its restart budgets."""
+    from phalanx.cli.terminal.restarts import restart_table
     from phalanx.core.contract.secrecy import shown_spec
     from phalanx.schemas.api.jobs import SubmitRequest
     from phalanx.schemas.spec.document import resolved, to_yaml
@@ -711,7 +712,7 @@ def _print_resolved(session: Session, spec: JobSpec) -> None:
     body = resolved(spec)
     with session.client() as client:
         client.submit(SubmitRequest(spec=body, owner=session.invocation.owner()), dry_run=True)
-    print(to_yaml(shown_spec(body)), end="")
+    print(to_yaml(shown_spec(body)) + restart_table(spec.recovery.to_core()))
 
 
 def _submit(

@@ -106,6 +106,10 @@ class GenerationOrders(Protocol):
     @property
     def restarts(self) -> int: ...  # noqa: D102
     @property
+    def failed_at(self) -> Sequence[int]:
+        """Times of the newest failures that lost work, oldest first, microseconds UTC."""
+
+    @property
     def after(self) -> str:
         """The cause that ended the previous generation; empty: none."""
 
@@ -138,6 +142,14 @@ def _object(text: str) -> dict[str, Any]:
         return dict(json.loads(text))
     except (ValueError, TypeError) as error:
         raise ValueError(f"must be a JSON object: {error}") from None
+
+
+def _times(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in text.split(",") if one)
+
+
+def _write_times(times: Sequence[int]) -> str:
+    return ",".join(str(one) for one in times)
 
 
 def _write_sizes(sizes: str | Mapping[str, int]) -> str:
@@ -197,6 +209,8 @@ class RankContract(Generic[P]):
     generation: int = variable("PHALANX_GENERATION", 0, whole)
     #: number of restarts of the job so far
     restarts: int = variable("TORCHELASTIC_RESTART_COUNT", 0, whole)
+    #: times of the job's newest failures that lost work, oldest first, microseconds UTC
+    failed_at: tuple[int, ...] = variable("PHALANX_FAILED_AT", (), _times, _write_times)
     #: cause that ended the attempt's generation before, such as `node_lost`; absent in the first one
     restart_cause: str | None = variable("PHALANX_RESTART_CAUSE", None)
     #: start of the job's first attempt, microseconds UTC
@@ -303,6 +317,7 @@ class GangContract:
             attempt=self.attempt,
             generation=orders.generation,
             restarts=orders.restarts,
+            failed_at=tuple(orders.failed_at),
             restart_cause=orders.after or None,
             job_started_at=self.job_started_at,
             grace_s=self.role.grace_s,

@@ -54,6 +54,11 @@ _NETWORK_TYPES = _names(
 )
 _COLLATERAL_TYPES = _names("DistBackendError DistNetworkError DistStoreError UnavailableError")
 
+_KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
+_SHELL_KILLS = frozenset(
+    128 + number for number in _KILLS
+)  # the exit code of a shell around the rank
+
 _MAX_TRACEBACK = 16_000
 _MAX_MESSAGE = 2_000
 _HEAD = "Traceback (most recent call last):"
@@ -190,6 +195,11 @@ def classify(exit: RankExit, *, stepped: bool) -> Cause:
 def is_final(failure: Failure) -> bool:
     """Whether the rank reported that another generation would fail in the same way."""
     return failure.exception == "DivergedForGood"
+
+
+def is_killed_from_outside(failure: Failure) -> bool:
+    """Whether a signal that a script cannot raise by a mistake ended the rank, which says nothing of it."""
+    return failure.signal in _KILLS or failure.exit_code in _SHELL_KILLS
 
 
 def describe(exit: RankExit) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.core.codec import earlier_names
+from phalanx.core.gang.failures import Failure
 from phalanx.core.reasons import Cause
 
 _US = 1_000_000
@@ -15,17 +16,26 @@ _US = 1_000_000
 class Budget:
     """At most `count` restarts within any `per_s` seconds; `count` None is unlimited.
 
-    The wait before a restart grows from `first_wait_s` only while no progress is made.
+    `killed`, where it is more, is the limit after a rank was killed by a signal from outside. The wait
+    before a restart grows from `first_wait_s` only while no progress is made.
     """
 
     count: int | None = None
     per_s: float | None = None
     first_wait_s: float = 1.0
     max_wait_s: float = 300.0
+    killed: int | None = None
+
+    def most(self, killed: bool) -> int | None:
+        """The limit after a failure; None: no limit."""
+        if self.count is None or not killed or self.killed is None:
+            return self.count
+        return max(self.count, self.killed)
 
 
 DEFAULT_BUDGETS: Mapping[Cause, Budget] = {
-    Cause.RANK_CRASH: Budget(count=3, per_s=3600.0),
+    # With the growing waits, eight restarts outlast a minute of kills that end every start.
+    Cause.RANK_CRASH: Budget(count=3, per_s=3600.0, killed=8),
     Cause.NODE_LOST: Budget(),
     Cause.PREEMPTED: Budget(first_wait_s=0.0),
     Cause.STALLED: Budget(count=3, per_s=3600.0),
@@ -55,21 +65,37 @@ DEFAULT_BUDGETS: Mapping[Cause, Budget] = {
 @earlier_names(max_no_progress="max_barren")
 @dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
-    """Restart budgets by cause, the meaning of exit codes, and the limit of a crash loop.
+    """Restart budgets by cause, the meaning of exit codes and exceptions, and the limit of a crash loop.
 
-    `retry_codes` restart under the rank_crash budget even where the cause would forbid it;
-    `fail_codes` end the job at once. `max_no_progress` bounds, where a budget is unlimited, the
-    generations in a row without progress.
+    `retry_codes` and `retry_exceptions` restart under the rank_crash budget even where the cause would
+    forbid it; `fail_codes` and `fail_exceptions` end the job at once. `max_no_progress` bounds, where a
+    budget is unlimited, the generations in a row without progress.
     """
 
     budgets: tuple[tuple[Cause, Budget], ...] = tuple(DEFAULT_BUDGETS.items())
     retry_codes: tuple[int, ...] = ()
     fail_codes: tuple[int, ...] = ()
     max_no_progress: int = 5
+    retry_exceptions: tuple[str, ...] = ()  # names of classes, without their modules
+    fail_exceptions: tuple[str, ...] = ()
 
     def budget(self, cause: Cause) -> Budget:
         """The budget of one cause; the default where the policy names none."""
         return dict(self.budgets).get(cause, DEFAULT_BUDGETS[cause])
+
+    def retries(self, failure: Failure) -> bool:
+        """Whether its exit code or exception restarts the job, whatever the cause."""
+        return failure.exit_code in self.retry_codes or failure.exception in self.retry_exceptions
+
+    def fails(self, failure: Failure) -> str:
+        """The option that makes a failure final by its exit code or exception; empty: none does."""
+        if failure.exit_code in self.fail_codes:
+            return "recovery.exit_codes makes this code final"
+        # A code that the owner names says more than the exception that led to it.
+        known = failure.exit_code in self.retry_codes
+        if not known and failure.exception in self.fail_exceptions:
+            return "recovery.exceptions makes this type final"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

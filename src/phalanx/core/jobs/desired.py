@@ -34,6 +34,7 @@ class Desired:
     resume_path: str | None = None  # checkpoint to resume from; None: none
     beginning: int = 0  # attempts before the owner had the job begin anew
     restarts: int = 0  # restarts of the job so far
+    failed_at: tuple[int, ...] = ()  # its newest failures that lost work, microseconds UTC
     deadline_at: int | None = None  # when ranks are killed, microseconds UTC
     stacks: int = 0  # number of the newest stack request; 0: none
     after: str = ""  # cause that ended the attempt's previous generation; empty: none
@@ -74,6 +75,7 @@ def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
         resume_path=job.progress.checkpoint_path,
         beginning=job.progress.beginning,
         restarts=job.restarts,
+        failed_at=job.progress.failed_at,
         stacks=attempt.stacks,
         after=_ended_by(job, attempt),
         profile=attempt.profile,

@@ -134,7 +134,8 @@ class Attempt:
 class TrainingProgress:
     """The highest step, the newest checkpoint, and the generations in a row without progress.
 
-    `beginning` is the number of attempts before the owner had the job begin anew; 0: never.
+    `beginning` is the number of attempts before the owner had the job begin anew; 0: never. `failed_at`
+    are the times of the newest failures that lost work, oldest first, in microseconds UTC.
     """
 
     high_water_step: int | None = None
@@ -142,6 +143,7 @@ class TrainingProgress:
     checkpoint_path: str | None = None
     no_progress: int = 0
     beginning: int = 0
+    failed_at: tuple[int, ...] = ()
 
 
 @earlier_names(recovery="policy")

@@ -19,6 +19,8 @@ _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
 FAILURE_PRIOR_S = 86_400.0
 FIRST_SAVE_S = 60.0  # the first save shows what saves cost
 LEAST_INTERVAL_S, MOST_INTERVAL_S = 10.0, 3600.0
+_CALM = 20.0  # mean distances of failures
+LEAST_URGENT_S = 0.2  # between saves while failures come one after another
 _WRITES = 4.0  # a disk that is always busy with checkpoints would serve nothing else
 
 COMPRESSIONS = ("none", "zstd")
@@ -456,6 +458,24 @@ def mean_time_between_failures_s(num_failures: int, run_s: float) -> float:
     return (FAILURE_PRIOR_S + max(0.0, run_s)) / (1 + num_failures)
 
 
+def recent_mean_time_between_failures_s(failed_at: Sequence[int], now: int) -> float:
+    """The mean time between the newest failures; infinite where there were fewer than two.
+
+    `failed_at` are their times, oldest first, and `now` the present, in microseconds UTC. The shortest of
+    the means over the last two, three and so on counts, so a series of failures is seen at its second
+    one. A series is over after a calm of `_CALM` times its mean distance, for which it would last with a
+    probability of exp(-`_CALM`).
+    """
+    if not failed_at:
+        return math.inf
+    calm_s, means = (now - failed_at[-1]) / 1e6, [math.inf]
+    for count, at in enumerate(reversed(failed_at), start=1):
+        distance_s = (failed_at[-1] - at) / 1e6 / max(1, count - 1)
+        if count > 1 and calm_s <= _CALM * distance_s:
+            means.append((now - at) / 1e6 / count)
+    return max(0.0, min(means))
+
+
 def save_interval_s(stall_s: float, write_s: float, between_failures_s: float) -> float:
     """Seconds between saves that lose the least training time, after Young (1974) and Daly (2006).
 
@@ -463,9 +483,23 @@ def save_interval_s(stall_s: float, write_s: float, between_failures_s: float) -
     C and a time M between failures, half an interval is lost at each failure, so the optimum is near
     sqrt(2 C M); Daly's terms matter where C is not small against M.
     """
-    stall_s, mean = max(stall_s, 1e-4), between_failures_s
-    part = stall_s / (2 * mean)
-    best = mean
-    if part < 1:
-        best = math.sqrt(2 * stall_s * mean) * (1 + math.sqrt(part) / 3 + part / 9) - stall_s
+    best = _least_loss_s(stall_s, between_failures_s)
     return min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, _WRITES * write_s, best))
+
+
+def urgent_interval_s(write_s: float, stall_s: float, between_failures_s: float) -> float:
+    """Seconds between saves while failures come faster than planned saves.
+
+    The interval of least loss without the limits that spare the disk, but at most a quarter of the time
+    between failures, so that a generation that lives about as long as the ones before it saves.
+    """
+    best = min(_least_loss_s(stall_s, between_failures_s), between_failures_s / 4)
+    return max(LEAST_URGENT_S, write_s, best)
+
+
+def _least_loss_s(stall_s: float, between_failures_s: float) -> float:
+    stall_s, mean = max(stall_s, 1e-4), between_failures_s
+    part = stall_s / (2 * mean) if mean > 0 else math.inf
+    if part >= 1:
+        return mean
+    return math.sqrt(2 * stall_s * mean) * (1 + math.sqrt(part) / 3 + part / 9) - stall_s

@@ -90,6 +90,10 @@ class PlacementWish(Section):
     tolerate: Names = Field(default_factory=list, description="Taints that the job tolerates.")
 
 
+ExceptionType = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=200)]
+"""The name of a class of exceptions, without its module."""
+
+
 def _budget_count(value: Any) -> Any:
     return None if value == "unlimited" else value
 
@@ -103,6 +107,10 @@ class RestartBudget(Section):
     per: Duration | None = Field(description="Only restarts within this time count; null: all.")
     first_wait: Duration = Field(description="Wait before the second restart without progress.")
     max_wait: Duration = Field(description="Upper limit of the wait, which doubles.")
+    killed: WholeFromZero | None = Field(
+        default=None,
+        description="Maximum number after SIGKILL, SIGTERM, SIGHUP or SIGINT ended a rank; null: `count`.",
+    )
 
     @classmethod
     def from_core(cls, budget: Budget) -> RestartBudget:
@@ -112,11 +120,12 @@ class RestartBudget(Section):
             per=budget.per_s,
             first_wait=budget.first_wait_s,
             max_wait=budget.max_wait_s,
+            killed=budget.killed,
         )
 
     def to_core(self) -> Budget:
         """The core value."""
-        return _budget(self.count, self.per, self.first_wait, self.max_wait)
+        return _budget(self.count, self.per, self.first_wait, self.max_wait, self.killed)
 
 
 # Specs name few different ones, a dozen each.
@@ -150,6 +159,11 @@ class Recovery(Section):
     exit_codes: dict[Annotated[int, Field(ge=1, le=255)], Literal["retry", "fail"]] = Field(
         default_factory=dict, description="What follows an exit code of a rank: retry or fail."
     )
+    exceptions: dict[ExceptionType, Literal["retry", "fail"]] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="What follows a type of exception of a rank, such as `ConnectionError`: retry or fail.",
+    )
     max_restarts_without_progress: WholeFromOne = Field(
         default=5,
         # The earlier name stands in stored specs; `document` warns of it in new ones.
@@ -165,8 +179,10 @@ class Recovery(Section):
             value = {"count": value}
         if not isinstance(value, dict):
             return value
-        budget = RestartBudget.from_core(DEFAULT_BUDGETS[Cause(info.field_name)])
-        return {**budget.model_dump(), **value}
+        budget = RestartBudget.from_core(DEFAULT_BUDGETS[Cause(info.field_name)]).model_dump()
+        if "count" in value:  # a limit that the owner sets holds for every failure
+            budget["killed"] = None
+        return {**budget, **value}
 
     def to_core(self) -> RecoveryPolicy:
         """The core value."""
@@ -177,6 +193,8 @@ class Recovery(Section):
             budgets=tuple((cause, getattr(self, cause.value).to_core()) for cause in Cause),
             retry_codes=tuple(sorted(c for c, do in self.exit_codes.items() if do == "retry")),
             fail_codes=tuple(sorted(c for c, do in self.exit_codes.items() if do == "fail")),
+            retry_exceptions=tuple(sorted(n for n, do in self.exceptions.items() if do == "retry")),
+            fail_exceptions=tuple(sorted(n for n, do in self.exceptions.items() if do == "fail")),
             max_no_progress=self.max_restarts_without_progress,
         )
 

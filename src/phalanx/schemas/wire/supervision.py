@@ -427,7 +427,8 @@ class Orders(Message):
     clocks that disagree. `last_step` is the last step that the job is known to have made. `stacks`
     numbers the newest request for the running ranks' stacks, `profile` is the newest one for a profile,
     `saves` numbers the newest one for a checkpoint, and `tunnels` the newest tunnel that waits.
-    `until` is the raised target of a trial.
+    `until` is the raised target of a trial. `failed_at` are the times of the job's newest failures that
+    lost work, in microseconds UTC.
     """
 
     version: str
@@ -438,6 +439,7 @@ class Orders(Message):
     resume_path: str | None = None
     beginning: int = 0
     restarts: int = 0
+    failed_at: list[int] = Field(default_factory=list)
     last_step: int = 0
     grace_left_s: float = 0.0
     stacks: int = 0

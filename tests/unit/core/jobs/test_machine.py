@@ -121,6 +121,71 @@ def test_exit_codes_decide_when_the_spec_says_so() -> None:
     assert after(1, Cause.USER_ERROR).goal is StopGoal.FAIL
 
 
+def test_exceptions_decide_when_the_spec_says_so_and_codes_count_first() -> None:
+    policy = RecoveryPolicy(
+        retry_codes=(33,),
+        retry_exceptions=("ValueError",),
+        fail_exceptions=("ConnectionError", "Broken"),
+    )
+
+    def after(exception: str, cause: Cause, code: int = 1) -> Job:
+        failure = Failure(cause, 0, 0, NOW, "x", exit_code=code, exception=exception)
+        ended = e.RanksEnded(1, 0, 0, NodeOutcome.FAILED, 5000, failure=failure)
+        return play(*UP, ended, recovery=policy)
+
+    final = after("ConnectionError", Cause.RANK_CRASH)
+    assert final.reason.code is ReasonCode.EXIT_CODE
+    assert "recovery.exceptions" in final.reason.message
+    assert after("ValueError", Cause.USER_ERROR).restarts == 1
+    assert after("KeyError", Cause.USER_ERROR).reason.code is ReasonCode.USER_ERROR
+    assert after("Broken", Cause.RANK_CRASH, code=33).restarts == 1
+
+
+def test_the_newest_failures_that_lost_work_are_in_the_orders() -> None:
+    job = play(*UP)
+    for generation in range(12):
+        now = NOW + generation * S
+        cause = Cause.DIVERGED if generation == 11 else Cause.RANK_CRASH
+        failure = Failure(cause, 0, 0, now, "x", signal=9)
+        event = e.RanksEnded(
+            1, generation, 0, NodeOutcome.FAILED, 5000, step=generation, failure=failure
+        )
+        job = decide(job, event, now).job
+        job = decide(job, e.RanksStarted(1, generation + 1, 0), now).job
+    assert desired(job, 1, 0).failed_at == tuple(NOW + one * S for one in range(3, 11))
+
+
+@pytest.mark.parametrize(
+    ("failure", "restarts"),
+    [({"signal": 9}, 8), ({"exit_code": 137}, 8), ({"exit_code": 1}, 3), ({"signal": 11}, 3)],
+)
+def test_kills_from_outside_have_a_limit_of_their_own(
+    failure: dict[str, int], restarts: int
+) -> None:
+    job, now, waits = play(*UP), NOW, []
+    for generation in range(20):
+        event = e.RanksEnded(
+            1,
+            generation,
+            0,
+            NodeOutcome.FAILED,
+            5000,
+            failure=Failure(Cause.RANK_CRASH, 0, 0, now, "x", **failure),
+        )
+        job = decide(job, event, now).job
+        if job.state is JobState.STOPPING:
+            break
+        if job.not_before is not None:
+            waits.append((job.not_before - now) / S)
+            now = job.not_before
+            job = decide(job, e.BackoffElapsed(), now).job
+        job = decide(job, e.RanksStarted(1, generation + 1, 0), now).job
+    assert (job.reason.code, job.restarts) == (ReasonCode.BUDGET_SPENT, restarts)
+    for at, waited in enumerate(waits):
+        assert 0.8 * 2**at <= waited <= 1.2 * 2**at
+    assert len({waited / 2**at for at, waited in enumerate(waits)}) == len(waits), "no two alike"
+
+
 def test_stopping_asks_then_kills_then_waits_for_the_word_of_the_executor() -> None:
     job = play(*UP, e.StopRequested(StopGoal.CANCEL, grace_s=10))
     orders = desired(job, 1, 0)

@@ -20,7 +20,7 @@ def policy(every, **options):
 
 
 def schedule(every="10m", **options):
-    return SaveSchedule(RankInfo(checkpoint=policy(every, **options)), 1000.0)
+    return SaveSchedule(RankInfo(checkpoint=policy(every, **options)), 1000.0, 1000 * 10**6)
 
 
 def saved(one, step=1, now=1000.0, stall_s=0.0):
@@ -89,7 +89,7 @@ def test_a_better_value_asks_for_a_save_and_an_equal_or_missing_one_does_not():
 
 def interval(info, stall_s):
     """Seconds to the first save, and from it to the second."""
-    one = SaveSchedule(info, 1000.0)
+    one = SaveSchedule(info, 1000.0, 1000 * 10**6)
     first = one.next_at - 1000.0
     saved(one, now=1000.0 + stall_s, stall_s=stall_s)
     return first, one.next_at - 1000.0 - stall_s
@@ -118,3 +118,32 @@ def test_the_launcher_sets_restarts_and_the_start_of_the_job():
         }
     )
     assert (info.checkpoint.every.auto, info.restarts, info.job_started_at) == (True, 3, 17)
+
+
+def test_two_failures_in_a_row_bring_additional_saves_and_a_calm_ends_them():
+    second = 10**6
+    info = RankInfo(checkpoint=policy("10m"), failed_at=(990 * second, 998 * second))
+    one = SaveSchedule(info, 1000.0, 1000 * second)
+    assert one.next_at == 1000.0 + 5.0 / 4, "a quarter of (1000 - 990) / 2"
+    saved(one, now=1001.0, stall_s=0.01)
+    assert 1001.0 < one.next_at < 1002.5
+    # 20 distances of 8 s after the last failure, the series is over.
+    saved(one, now=998.0 + 161.0)
+    assert one.next_at == 998.0 + 161.0 + 600.0
+
+
+def test_rare_failures_change_no_interval():
+    info = RankInfo(checkpoint=policy("10m"), failed_at=(0, 1700 * 10**6))
+    assert SaveSchedule(info, 1800.0, 1800 * 10**6).next_at == 2400.0
+    single = RankInfo(checkpoint=policy("500 steps"), failed_at=(1799 * 10**6,))
+    assert not SaveSchedule(single, 1800.0, 1800 * 10**6).proposes(1e9)
+
+
+def test_a_series_of_failures_shortens_the_automatic_interval():
+    times = tuple(range(0, 8 * HOUR_US // 12, HOUR_US // 12))  # every five minutes
+    auto = RankInfo(checkpoint=policy("auto"), job_started_at=-HOUR_US)
+    one = SaveSchedule(replace(auto, failed_at=times), 0.0, times[-1])
+    one.begin()
+    one.saved(1, now=1.0, stall_s=5.0, write_s=1.0, wall_us=times[-1] + 10**6)
+    _, calm = interval(auto, 5.0)
+    assert one.next_at - 1.0 < calm / 4

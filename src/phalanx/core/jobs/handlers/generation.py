@@ -6,9 +6,10 @@ whether the job restarts, and after which back-off; the budgets are values of th
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, replace
 
-from phalanx.core.gang.failures import Failure, is_final
+from phalanx.core.gang.failures import Failure, is_final, is_killed_from_outside
 from phalanx.core.gang.roles import world_of
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import RestartsUsed
@@ -21,10 +22,13 @@ from phalanx.core.jobs.model import (
     NodePhase,
     NodeStatus,
     StopGoal,
+    TrainingProgress,
 )
 from phalanx.core.reasons import OUTSIDE_CAUSES, Cause, Reason, ReasonCode, reason_of
 
 _RANKS_EXIST = (NodePhase.UP, NodePhase.READY)
+_LOSE_WORK = frozenset({Cause.RANK_CRASH, Cause.NODE_LOST, Cause.STALLED, Cause.OOM})
+_FAILURES_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,19 +192,18 @@ def advance(job: Job, step: int | None) -> Job:
 def judge(job: Job, failure: Failure, now: int) -> RecoveryVerdict:
     """Whether `job`, already advanced by the ended generation, may run again."""
     policy, message = job.policy.recovery, failure.message
-    if failure.exit_code is not None and failure.exit_code in policy.fail_codes:
-        return RecoveryVerdict(
-            Reason(ReasonCode.EXIT_CODE, f"{message}; recovery.exit_codes makes this code final")
-        )
+    if final := policy.fails(failure):
+        return RecoveryVerdict(Reason(ReasonCode.EXIT_CODE, f"{message}; {final}"))
     cause = failure.cause
     if is_final(failure):
         return RecoveryVerdict(reason_of(cause, message))
-    if failure.exit_code is not None and failure.exit_code in policy.retry_codes:
+    if policy.retries(failure):
         cause = Cause.RANK_CRASH
     budget = policy.budget(cause)
     used = job.spending.within(cause, budget, now)
-    if budget.count is not None and used >= budget.count:
-        if budget.count == 0:
+    most = budget.most(killed=is_killed_from_outside(failure))
+    if most is not None and used >= most:
+        if most == 0:
             return RecoveryVerdict(reason_of(cause, message))
         spent = f"{message}; {used} restarts without progress used up the {cause} budget"
         return RecoveryVerdict(Reason(ReasonCode.BUDGET_SPENT, spent))
@@ -221,16 +224,29 @@ def judge(job: Job, failure: Failure, now: int) -> RecoveryVerdict:
         wait_s = min(budget.max_wait_s, budget.first_wait_s * 2.0 ** min(used, 20))
     elif no_progress > 1 and budget.first_wait_s > 0:
         wait_s = min(budget.max_wait_s, budget.first_wait_s * 2.0 ** (no_progress - 2))
-    return RecoveryVerdict(reason_of(cause, message), wait_s)
+    return RecoveryVerdict(reason_of(cause, message), wait_s * _spread(job))
+
+
+def _spread(job: Job) -> float:
+    """A factor of a wait between 0.8 and 1.2: jobs that one outage ended do not start all at once."""
+    return 0.8 + 0.4 * (zlib.crc32(f"{job.num}:{job.restarts}".encode()) / 0xFFFFFFFF)
 
 
 def charge(job: Job, failure: Failure, now: int) -> Job:
     """Charge one restart for `failure` to its budget."""
-    codes = job.policy.recovery.retry_codes
-    cause = Cause.RANK_CRASH if failure.exit_code in codes else failure.cause
+    retried = job.policy.recovery.retries(failure)
+    cause = Cause.RANK_CRASH if retried else failure.cause
     return replace(
         job,
+        progress=_with_failure(job.progress, failure, now),
         spending=job.spending.spend(cause, now),
         restarts=job.restarts + 1,
         last_failure=failure,
     )
+
+
+def _with_failure(progress: TrainingProgress, failure: Failure, now: int) -> TrainingProgress:
+    """Remember the time of a failure that lost work: the next generations save more often."""
+    if failure.cause not in _LOSE_WORK:
+        return progress
+    return replace(progress, failed_at=(*progress.failed_at, now)[-_FAILURES_KEPT:])

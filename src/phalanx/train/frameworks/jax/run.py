@@ -107,7 +107,7 @@ class JaxRun(TrialMethods):
         self._tree: Any = None
         self._agree_at = 1
         self._agreed_s, self._agreed_step = clock.monotonic(), 0
-        self._schedule = SaveSchedule(info, clock.monotonic())
+        self._schedule = SaveSchedule(info, clock.monotonic(), clock.now())
         self._requested = RequestedSaves(info, report)
         atexit.register(self._close)
 
