@@ -152,7 +152,9 @@ USE = (
         "percentunit",
         (
             (
-                ratio(one_of("phalanx_held_slots"), f"sum({one_of('phalanx_pool_slots')})"),
+                ratio(
+                    f"max({one_of('phalanx_held_slots')})", f"sum({one_of('phalanx_pool_slots')})"
+                ),
                 "held",
             ),
         ),

@@ -15,6 +15,7 @@ from dashboards.panels import (
 )
 
 _HOUR = "1h"
+NODE = "{{node}}"
 _FAILED = 'phalanx_jobs_finished_total{state="failed"}'
 _CORRUPT = 'phalanx_checkpoints_total{outcome="quarantined"}'
 _NOT_COPIED = 'phalanx_checkpoint_copies_total{outcome="failed"}'
@@ -174,7 +175,8 @@ CHECKPOINTS = (
     Panel(
         "Steps at risk",
         "Steps since the newest good checkpoint of each job. Growing without a step back: its saves "
-        "do not end; `phalanx checkpoints JOB`, and `phalanx checkpoints save JOB` to ask for one now.",
+        "do not end; `phalanx checkpoints JOB`, and `phalanx checkpoints save JOB` to ask for one "
+        "now.",
         "short",
         (
             (
@@ -269,6 +271,80 @@ CAPACITY = (
     ),
 )
 
+NODES = (
+    Panel(
+        "Processors of nodes",
+        "Share of the processor time of each node with a job. At 1: loaders and other processes wait"
+        " for one another; fewer workers, or more cores for each rank.",
+        "percentunit",
+        ((f"max by (node) ({one_of('phalanx_host_cpu_ratio')})", NODE),),
+        red_above=0.95,
+        most=1,
+    ),
+    Panel(
+        "Memory of nodes",
+        "Share of the memory of each node that is in use. Red: the kernel will end a process; see "
+        "the memory of ranks on the debug dashboard.",
+        "percentunit",
+        (
+            (
+                ratio(
+                    f"max by (node) ({one_of('phalanx_host_memory_used_bytes')})",
+                    f"max by (node) ({one_of('phalanx_host_memory_bytes')})",
+                ),
+                NODE,
+            ),
+        ),
+        red_above=0.95,
+        most=1,
+    ),
+    Panel(
+        "Network of nodes",
+        "Bytes per second of each node. Near the speed of its link: the network is saturated; "
+        "compress gradients, or place gangs on fewer nodes.",
+        "Bps",
+        (
+            (
+                f"max by (node) ({rate('phalanx_host_network_sent_bytes_total', '1m')})",
+                f"{NODE} sent",
+            ),
+            (
+                f"max by (node) ({rate('phalanx_host_network_received_bytes_total', '1m')})",
+                f"{NODE} received",
+            ),
+        ),
+    ),
+    Panel(
+        "Segments sent again",
+        "TCP segments per second that were sent again. It rises with the traffic: a link loses "
+        "packets; on one node only: its cable or its port.",
+        "short",
+        ((f"max by (node) ({rate('phalanx_host_tcp_retransmits_total', '1m')})", NODE),),
+        red_above=100,
+    ),
+    Panel(
+        "Disks of nodes",
+        "Bytes per second read and written. High reads in every epoch: the data does not fit the "
+        "memory; high writes: checkpoints, see the control plane's dashboard.",
+        "Bps",
+        (
+            (f"max by (node) ({rate('phalanx_host_disk_read_bytes_total', '1m')})", f"{NODE} read"),
+            (
+                f"max by (node) ({rate('phalanx_host_disk_written_bytes_total', '1m')})",
+                f"{NODE} written",
+            ),
+        ),
+    ),
+    Panel(
+        "Free space of nodes",
+        "Free bytes where the folder of the job is. Red: saves and staged inputs will fail; see "
+        "retention, and old files of other programs.",
+        "bytes",
+        ((f"min by (node) ({one_of('phalanx_host_disk_free_bytes')})", NODE),),
+        red_below=10_000_000_000,
+    ),
+)
+
 BOARD = Board(
     uid="phalanx-on-call",
     title="Phalanx: on call",
@@ -278,5 +354,6 @@ BOARD = Board(
         ("Failures", FAILURES),
         ("Checkpoints", CHECKPOINTS),
         ("Capacity", CAPACITY),
+        ("Nodes with jobs", NODES),
     ),
 )

@@ -124,6 +124,28 @@ def test_sections_of_the_step_are_added_up_over_the_ranks_of_a_job(rig: Rig) -> 
     assert "DCGM_" not in text
 
 
+def test_what_a_node_uses_is_shown_once_with_the_node_as_a_label(rig: Rig) -> None:
+    text_of(rig)
+    num, supervisor = running(rig)
+    used = {"phalanx_host_cpu_ratio": 0.5, "phalanx_host_network_sent_bytes": 10.0}
+    for rank in range(2):  # only the first rank of a node stands for it
+        report(supervisor, rank, 10, WINDOW | used)
+    found = samples(text_of(rig).text)
+    shown = {name: dict(labels) for name, labels in found if name.startswith("phalanx_host_")}
+    assert set(shown) == {"phalanx_host_cpu_ratio", "phalanx_host_network_sent_bytes_total"}
+    for labels in shown.values():
+        assert labels.pop("node") and labels == named(num)
+    assert sum(name.startswith("phalanx_host_") for name, _ in found) == 2
+
+
+def test_a_project_has_series_of_cost_before_its_first_cost(rig: Rig) -> None:
+    text_of(rig)
+    running(rig)
+    found = samples(text_of(rig).text)
+    assert of(found, "phalanx_cost_usd_total", project="default") == 0
+    assert of(found, "phalanx_slot_seconds_total", project="default", account="redone") == 0
+
+
 def test_a_later_control_plane_shows_the_newest_and_counts_from_now_on(rig: Rig) -> None:
     num, supervisor = running(rig)
     report(supervisor, 0, 10, WINDOW | {"loss": 0.25})

@@ -16,6 +16,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from phalanx.core.contract.records import MetricRecord
 from phalanx.core.jobs.desired import Action
 from phalanx.core.jobs.model import NodeOutcome
 from phalanx.core.reasons import Cause
@@ -38,6 +39,7 @@ from phalanx.supervise.packages.plan import EnvironmentPlan
 from phalanx.supervise.preparation import Preparation
 from phalanx.supervise.processes import ProcessTree
 from phalanx.supervise.ranks.generation import Generation, GenerationContext
+from phalanx.supervise.ranks.host import HostMeter
 from phalanx.supervise.tunnels.doorway import TunnelDoorway
 from phalanx.supervise.uplink.bulk_shipper import BulkShipper
 from phalanx.supervise.uplink.link import ControlPlaneLink, Outbox
@@ -94,7 +96,7 @@ class Supervisor:
         self._port = HeldPort(rng)
         self._link = ControlPlaneLink(assignment, self._outbox, clock, self._deliver)
         self._shipper = BulkShipper(self._outbox, clock, assignment.log_limit)
-        self._orphans = OrphanReports(assignment, clock)
+        self._orphans, self._host = OrphanReports(assignment, clock), HostMeter(self._node_dir)
         self._context = GenerationContext(
             assignment=assignment,
             command=command,
@@ -111,9 +113,8 @@ class Supervisor:
         self._current: Generation | None = None
         self._next: Orders | None = None
         self._last_ended, self._last_step = -1, 0
-        self._leaving, self._beat_at = False, 0.0
+        self._leaving, self._beat_at, self._final = False, 0.0, FinalReports(0.0, 0.0, 0)
         self._last_report: RanksEndedReport | None = None
-        self._final = FinalReports(0.0, 0.0, 0)
         processes.limits = (assignment.limit_cpus, assignment.limit_memory_bytes)
         processes.on_lost, processes.on_warning = self._lost, self._warn
 
@@ -303,6 +304,7 @@ class Supervisor:
         if current is not None:
             current.records.read()
             current.stalls.check()
+            _measure_host(self._host, current, self._clock)
             self._link.heartbeat = current.records.heartbeat()
         self._ship_bulk()
         now = self._clock.monotonic()
@@ -373,3 +375,12 @@ class Supervisor:
             self._loop.stop()
         else:
             self._loop.call_later(0.005, lambda: self._send_leaving(deadline))
+
+
+def _measure_host(meter: HostMeter, current: Generation, clock: Clock) -> None:
+    """Add what the node uses to the metrics of its first rank, once a period."""
+    values, step = meter.measure(clock.monotonic()), current.records.step
+    # A point without a step would be taken for the first step of the job.
+    if values and step is not None:
+        record = MetricRecord(step=step, values=values)
+        current.metrics.add(current.ranks[0].rank, clock.now(), record)

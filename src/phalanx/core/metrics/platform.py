@@ -124,7 +124,7 @@ COST = (
         Label("account", tuple(sorted(one.value for one in Account))),
         unit="seconds",
         where=_COSTS,
-        condition="a wait or an attempt of the project has ended",
+        condition="the project is set up, has jobs or has had some",
     ),
     _counted(
         "phalanx_cost_usd",
@@ -132,7 +132,7 @@ COST = (
         _PROJECT,
         unit="US dollars",
         where=_COSTS,
-        condition="a wait or an attempt of the project has ended",
+        condition="the project is set up, has jobs or has had some",
     ),
     gauge("phalanx_cost_projects_not_shown", "Projects without series of cost"),
     gauge(

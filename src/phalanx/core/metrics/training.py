@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phalanx.core.metrics.family import Family, Label, MetricOrigin, gauge
-from phalanx.core.telemetry.instruments import BOUNDS, INSTRUMENTS, Instrument, Kind
+from phalanx.core.telemetry.instruments import BOUNDS, INSTRUMENTS, OF_NODE, Instrument, Kind
 
 MAX_JOBS = 2000
 """The most live jobs that have series."""
@@ -24,6 +24,7 @@ _PER_RANK = (
     Label("phalanx_job", most=1),
     Label("rank", most=1),
 )
+_PER_NODE = (*_PER_RANK[:3], Label("node", most=1))
 
 STEP_TIME = "step_time_seconds"
 """The one histogram that each rank has; those of the other sections are sums over the ranks of a job."""
@@ -34,7 +35,7 @@ RENAMED = {
     "DCGM_FI_DEV_GPU_TEMP": "phalanx_gpu_temperature_celsius",
     "DCGM_FI_DEV_POWER_USAGE": "phalanx_gpu_power_watts",
 }
-_UNITS = ("seconds", "bytes", "celsius", "watts", "percent", "mb", "fraction")
+_UNITS = ("seconds", "bytes", "celsius", "watts", "percent", "mb", "fraction", "ratio")
 
 
 def exposed_name(instrument: Instrument) -> str:
@@ -50,15 +51,16 @@ def is_per_job(instrument: Instrument) -> bool:
 def _family(instrument: Instrument) -> Family:
     name = exposed_name(instrument)
     fixed = tuple(Label(label, (value,)) for label, value in instrument.labels)
+    of_node = instrument.name in OF_NODE
     base = Family(
         name,
         instrument.kind,
         instrument.help,
-        (*_PER_RANK, *fixed),
+        (*(_PER_NODE if of_node else _PER_RANK), *fixed),
         origin=MetricOrigin.REPLICA,
         unit=next((one for one in _UNITS if name.endswith(one)), ""),
-        where="the ranks",
-        condition="a rank has reported it",
+        where="the supervisors" if of_node else "the ranks",
+        condition="a job with steps runs on the node" if of_node else "a rank has reported it",
     )
     if instrument.kind is not Kind.HISTOGRAM:
         return base
@@ -67,7 +69,11 @@ def _family(instrument: Instrument) -> Family:
 
 
 RANKS = (
-    *(_family(one) for one in INSTRUMENTS.values() if not is_per_job(one)),
+    *(
+        _family(one)
+        for one in INSTRUMENTS.values()
+        if not is_per_job(one) and one.name not in OF_NODE
+    ),
     Family(
         SECTION,
         Kind.GAUGE,
@@ -133,7 +139,10 @@ JOBS = (
     gauge("phalanx_jobs_not_shown", "Live jobs without series"),
 )
 
+NODES = tuple(_family(INSTRUMENTS[name]) for name in sorted(OF_NODE))
+
 TRAINING: tuple[tuple[str, tuple[Family, ...]], ...] = (
     ("Training, per job", JOBS),
     ("Training, per rank", RANKS),
+    ("Nodes of live jobs", NODES),
 )

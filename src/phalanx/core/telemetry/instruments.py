@@ -70,12 +70,32 @@ _GAUGES = {
     "DCGM_FI_DEV_GPU_TEMP": "Temperature of the device, degrees Celsius",
     "DCGM_FI_DEV_POWER_USAGE": "Power the device draws, watts",
 }
+#: Of the node instead of a rank: its first rank carries them.
+_HOST_GAUGES = {
+    "phalanx_host_cpu_ratio": "Share of the processors' time that was used",
+    "phalanx_host_memory_bytes": "Memory of the node",
+    "phalanx_host_memory_used_bytes": "Memory that is not available to new processes",
+    "phalanx_host_disk_free_bytes": "Free bytes of the file system with the folder of the job",
+}
+_HOST_COUNTERS = {
+    "phalanx_host_disk_read_bytes": "Bytes read from the disks of the node",
+    "phalanx_host_disk_written_bytes": "Bytes written to the disks of the node",
+    "phalanx_host_network_received_bytes": "Bytes received by the interfaces of the node",
+    "phalanx_host_network_sent_bytes": "Bytes sent by the interfaces of the node",
+    "phalanx_host_tcp_retransmits": "TCP segments that were sent again",
+}
+OF_NODE = frozenset({*_HOST_GAUGES, *_HOST_COUNTERS})
+"""Instruments that a supervisor measures once for its node, under the first of its ranks."""
 _COUNTERS = {
     "training_samples": "Samples this rank has trained on",
     "weight_sync_bytes": "Bytes sent in exchanges of weights",
 }
 _LABELS = {"communication_time_seconds": (("operation", "all_reduce"),)}
-_BY_KIND = {Kind.HISTOGRAM: _HISTOGRAMS, Kind.GAUGE: _GAUGES, Kind.COUNTER: _COUNTERS}
+_BY_KIND = {
+    Kind.HISTOGRAM: _HISTOGRAMS,
+    Kind.GAUGE: _GAUGES | _HOST_GAUGES,
+    Kind.COUNTER: _COUNTERS | _HOST_COUNTERS,
+}
 INSTRUMENTS: Mapping[str, Instrument] = {
     name: Instrument(name, kind, text, _LABELS.get(name, ()))
     for kind, texts in _BY_KIND.items()

@@ -22,7 +22,7 @@ from phalanx.services.queries.feed import Present
 from phalanx.services.quotas.usage import slot_types, uses_now
 from phalanx.services.resources import inventory
 from phalanx.services.resources.scaling import scaling_states
-from phalanx.store import events, outbox
+from phalanx.store import events, outbox, resources
 from phalanx.store.cost import days
 from phalanx.store.cost.rows import CostFilter
 from phalanx.store.database import Tx
@@ -46,11 +46,20 @@ class _Stored:
     commands: tuple[int, int | None]  # open ones, and when the oldest was made
 
 
+def _no_costs(tx: Tx, there: Present) -> dict[str, Totals]:
+    """Nothing for each project that is set up or has jobs: its first cost must be an increase."""
+    names = {one.name for one in resources.projects.now(tx)}
+    names |= {one.facts.project for one in there.queued}
+    names |= {one.stored.facts.project for one in there.live}
+    return {name: Totals() for name in names}
+
+
 def _stored(tx: Tx) -> _Stored:
+    there = feed.present(tx)
     return _Stored(
-        there=feed.present(tx),
+        there=there,
         totals=read_totals(tx.conn),
-        costs=days.sums(tx, "project", CostFilter()),
+        costs=_no_costs(tx, there) | days.sums(tx, "project", CostFilter()),
         removed=deletions.totals(tx),
         num_deletions=deletions.count_open(tx),
         last_event=events.last_feed(tx),

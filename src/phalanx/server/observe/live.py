@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from phalanx.core.metrics import training as limits
 from phalanx.core.metrics.training import SECTION, STEP_TIME, exposed_name
-from phalanx.core.telemetry.instruments import BOUNDS, INSTRUMENTS
+from phalanx.core.telemetry.instruments import BOUNDS, INSTRUMENTS, OF_NODE
 from phalanx.kit.text import job_label
 from phalanx.server.observe.sheet import Sheet
 from phalanx.server.observe.training import ACCURACIES, LOSSES, JobSeries, RankSeries
@@ -95,15 +95,20 @@ class LiveSeries:
         num_shown = 0
         for one in shown:
             series = known.get(one.stored.job.num, JobSeries())
+            nodes = views.nodes_of_first_ranks(one.stored)
             for rank, values in sorted(series.ranks.items()):
                 if self._fits("rank", _size_of_rank(values), num_shown < limits.MAX_RANKS):
                     self._put_rank([*_labels(one), str(rank)], values)
+                    if rank in nodes:
+                        self._put_node([*_labels(one), nodes[rank]], values)
                     num_shown += 1
         self._sheet.put("phalanx_ranks_not_shown", max(0, num_ranks - num_shown))
 
     def _put_rank(self, labels: list[str], series: RankSeries) -> None:
         put: Callable[..., None] = self._sheet.put
         for name, value in (*series.gauges.items(), *series.counters.items()):
+            if name in OF_NODE:
+                continue
             instrument = INSTRUMENTS[name]
             fixed = (given for _, given in instrument.labels)
             put(exposed_name(instrument), value, *labels, *fixed)
@@ -114,6 +119,11 @@ class LiveSeries:
         if series.steps is not None:
             steps = series.steps
             self._sheet.put_histogram(STEP_TIME, steps.cumulative(), steps.total_s, *labels)
+
+    def _put_node(self, labels: list[str], series: RankSeries) -> None:
+        for name, value in (*series.gauges.items(), *series.counters.items()):
+            if name in OF_NODE:
+                self._sheet.put(name, value, *labels)
 
 
 def _labels(one: LiveJob) -> list[str]:

@@ -395,6 +395,18 @@ def parts_of(stored: StoredJob) -> tuple[Part, ...]:
     return stored.job.policy.parts(None if attempt is None else len(attempt.placement.shares))
 
 
+def nodes_of_first_ranks(stored: StoredJob) -> dict[int, str]:
+    """The nodes of the live attempt, by the first rank on each; none without an attempt."""
+    attempt = stored.job.attempt
+    if attempt is None:
+        return {}
+    return {
+        part.node_ranks(node_rank)[0]: attempt.placement.shares[node_rank].node
+        for part in parts_of(stored)
+        for node_rank in part.nodes
+    }
+
+
 def ranks_of(stored: StoredJob, role: str | None, ranks: Sequence[int]) -> tuple[int, ...]:
     """Ranks of the gang for a role and ranks of its world; an empty result means every rank.
 

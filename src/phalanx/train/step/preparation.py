@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -44,6 +45,7 @@ class RunPreparation:
         self._trained, self._device = parts.trained, components.device
         self._place = components.layout.place(components.info.rank)
         self._opened = False
+        self._opened_at = 0.0
 
     # -- the checkpoint --------------------------------------------------------------------------
 
@@ -51,7 +53,7 @@ class RunPreparation:
         """Find the checkpoint to resume from, once. Collective."""
         if self._opened:
             return
-        self._opened = True
+        self._opened, self._opened_at = True, time.monotonic()
         # First: the state of the guards lies beside the checkpoints.
         self._resumption.ready()
         self._parts.policies.open()
@@ -90,6 +92,7 @@ class RunPreparation:
                 position=manifest.position.consumed,
                 exact=why is None,
                 why=why,
+                restore_s=round(time.monotonic() - self._opened_at, 6),
             )
         )
 
