@@ -2,12 +2,17 @@
 
 The times from the kill of a rank to the next step are those of `test_kubernetes_faults.py` with KINDS=rank.
 RECORD is a file that gets a line for each figure. The bars are for a quiet machine: nothing is asserted.
+Pods import torch before their ranks start, and no start can be quicker than that: as many plain imports at
+once are measured between the starts. Ranks without torch tell what is ours.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +32,7 @@ import os
 import time
 from pathlib import Path
 
-Path(os.environ["MARKS"], f"{os.environ['PHALANX_JOB']}-{os.environ['RANK']}").write_text(str(time.time()))
+Path(os.environ["MARKS"], f"{os.environ['PHALANX_JOB']}-{os.getpid()}").write_text(str(time.time()))
 """
 
 
@@ -60,9 +65,18 @@ def tell(cluster, capsys, what, values, bar):
             record.write(json.dumps(found) + "\n")
 
 
+def importing_torch_s(num):
+    """Seconds until so many interpreters, started at once, have imported torch."""
+    began = time.monotonic()
+    started = [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(num)]
+    assert [one.wait() for one in started] == [0] * num
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("framework", ["none", "torch"])
 @pytest.mark.parametrize("num_nodes", [1, 3])
 def test_from_the_binding_of_pods_to_the_first_line_of_all_ranks(
-    platform, cluster, tmp_path, capsys, num_nodes
+    platform, cluster, tmp_path, capsys, num_nodes, framework
 ):
     marks, code = tmp_path / "marks", tmp_path / "code"
     for one in (marks, code):
@@ -71,19 +85,24 @@ def test_from_the_binding_of_pods_to_the_first_line_of_all_ranks(
     spec = {
         "workdir": str(code),
         "run": "python begin.py",
+        "framework": framework,
         "pool": "kube",
         "resources": {"nodes": num_nodes, "slots_per_node": 1},
         "env": {"MARKS": str(marks)},
     }
-    found = []
+    found, floor = [], []
     for _ in range(STARTS):
+        if framework == "torch":
+            floor.append(importing_torch_s(num_nodes))
         before = set(marks.iterdir())
         succeeded(platform, platform.submit(spec))
         begun = [float(one.read_text()) for one in set(marks.iterdir()) - before]
         assert len(begun) == num_nodes
         bound = list(cluster.kubelet.bound_at.values())[-num_nodes:]
         found.append(max(begun) - max(bound) / 1e6)
-    tell(cluster, capsys, f"from binding to ranks, {num_nodes} pods", found, 3.0)
+    tell(cluster, capsys, f"from binding to ranks, {num_nodes} pods, {framework}", found, 3.0)
+    if floor:
+        tell(cluster, capsys, f"imports of torch, {num_nodes} at once", floor, None)
 
 
 def test_from_the_end_of_a_pod_to_the_state_of_its_job(platform, cluster, capsys):

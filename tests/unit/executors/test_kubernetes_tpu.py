@@ -75,7 +75,7 @@ def on(*slices, topology="4x4"):
 def test_several_slices_are_whole_and_follow_each_other():
     tpu.check_slices(gang(8), on("aaaabbbb"))
     tpu.check_slices(gang(2), on("ab", topology="2x2"))
-    for wrong in ("aabb", "aaabbbbb", "abababab", "aaaabbbbb", "aabbbbaa"):
+    for wrong in ("aabb", "aaabbbbb", "abababab", "aaaabbbbb", "aabbbbaa", "aaaabbbbaaaa"):
         with pytest.raises(
             LaunchError, match=r"parts of several TPU slices \(slice-a, slice-b\).*4 hosts"
         ):

@@ -89,7 +89,9 @@ def _wants(
         fresh = {name for name in names if _is_new(there[name], joining)}
         new |= {name for name in fresh if there[name].future}
         needed |= {name for name in names if not there[name].future}
-        together = job.required if job.required not in (None, "node", "pool") else ""
+        # A request cannot say that parts of the gang are to be in domains of their own.
+        one = job.domains == 1 and job.required not in (None, "node", "pool")
+        together = job.required if one else ""
         wanted.append(WantedGang(job.num, _wishes(job, placement), len(fresh), together or ""))
     return PoolWants(tuple(wanted), len(new), frozenset(needed))
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.gang.placement import Node
+from phalanx.core.scaling.demand import demand_for
 from phalanx.core.scheduling import ClusterIndex, PlanningInput, QueuedJob, RunningJob, plan, why
 from phalanx.core.scheduling.index.empty_cluster import EmptyCluster
 from phalanx.core.scheduling.index.slots import Allocation, SlotIndex, pick
@@ -140,9 +141,10 @@ def test_a_pass_starts_a_gang_in_domains_of_its_own_and_says_what_it_waits_for()
     decided = plan(PlanningInput(nodes(6), (), (apart(1, 4, 2),)), 1)
     assert starts_of(decided) == {1: ["n0", "n1", "n2", "n3"]}
     held: tuple[RunningJob, ...] = tuple(
-        running(10 + node, {node: FULL}, priority=90) for node in (1, 3)
+        running(10 + node, {node: FULL}, priority=90) for node in (3, 4)
     )
-    snapshot = PlanningInput(nodes(6), held, (apart(1, 4, 2),))
+    # One of the racks of three nodes is free, and a gang of three nodes would be no two equal parts.
+    snapshot = PlanningInput(nodes(6, rack=3), held, (apart(1, 4, 2),))
     reason = dict(plan(snapshot, 1).pending_reasons)[1]
     assert "needs 4 × 4 slots in 2 rack" in reason.message
     # With a domain less it would start.
@@ -153,6 +155,16 @@ def test_a_pass_starts_a_gang_in_domains_of_its_own_and_says_what_it_waits_for()
         "needs 2 domains of the level rack with 2 nodes with 4 free slots each; 1 of them are there, "
         "though 16 slots are free in all"
     ]
+
+
+@pytest.mark.parametrize(("domains", "level"), [(1, "rack"), (2, "")])
+def test_new_nodes_are_asked_for_in_one_domain_where_the_gang_is_in_one(
+    domains: int, level: str
+) -> None:
+    """A request to a cluster's autoscaler can name one domain for all of its nodes, or none."""
+    snapshot = PlanningInput(nodes(6), (), (apart(1, 2, domains),))
+    found = demand_for(snapshot, {}, 1, joining=frozenset(f"n{i}" for i in range(6)))
+    assert [one.together for one in found.of("p").gangs] == [level]
 
 
 def test_labels_that_differ_from_node_to_node_divide_no_domain() -> None:
