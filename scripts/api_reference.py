@@ -14,6 +14,8 @@ from typing import Any
 
 from dashboards import shipped
 
+from phalanx.core.alerts.conditions import promql, span
+from phalanx.core.alerts.table import ALERTS, Alert
 from phalanx.core.metrics.aliases import ALIASES
 from phalanx.core.metrics.catalogue import GROUPS
 from phalanx.core.metrics.family import Family, MetricOrigin
@@ -325,6 +327,30 @@ def metric_tables(table: Table) -> str:
 def alias_rows() -> list[list[str]]:
     """Every recorded name with its meaning and the query behind it."""
     return [[f"`{one.name}`", one.help, f"`{one.query}`"] for one in ALIASES]
+
+
+def alert_rows() -> list[list[str]]:
+    """Every alert with what it asks for."""
+    return [
+        [
+            f"[{one.name}](../runbooks/{one.name}.md)",
+            one.severity.value,
+            one.mode.value,
+            span(one.hold_s) if one.hold_s else "at once",
+            one.meaning,
+        ]
+        for one in ALERTS
+    ]
+
+
+def alert_text(one: Alert) -> str:
+    """The condition of an alert for its runbook."""
+    held = (
+        f"It fires once this has held for {span(one.hold_s)}" if one.hold_s else "It fires at once"
+    )
+    kept = f", and for {span(one.keep_s)} after it is over" if one.keep_s else ""
+    query = promql(one.condition)
+    return f"{one.meaning}\n\n{held}{kept}:\n\n```promql\n{query}\n```"
 
 
 def _metric(one: Family) -> list[str]:

@@ -19,6 +19,8 @@ docs/reference/grpc.md                 from the methods of the gRPC API and its 
 docs/reference/metrics.md              its tables, from the catalogue of metrics
 docs/reference/dashboards.md           from the dashboards of `phalanx.monitoring`
 docs/reference/environment.md          its table of a rank's variables, from `core/contract`
+docs/how-to/alerts.md                  its table, from the table of alerts
+docs/runbooks/*.md                     the condition of each alert
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,7 @@ from pydantic import BaseModel
 from phalanx import errors
 from phalanx.cli.app import app
 from phalanx.cli.exits import MEANINGS
+from phalanx.core.alerts.table import ALERTS, Alert
 from phalanx.core.contract.reporting import VARIABLES
 from phalanx.core.jobs import events
 from phalanx.core.jobs.budgets import DEFAULT_BUDGETS
@@ -561,6 +565,19 @@ def dashboards_page() -> str:
     return page("Dashboards", intro, *api_reference.dashboards_page(table))
 
 
+def alerts_page() -> str:
+    heads = ["alert", "severity", "mode", "for", "meaning"]
+    return api_reference.with_tables(
+        REFERENCE.parent / "how-to" / "alerts.md",
+        {"alerts": table(heads, api_reference.alert_rows())},
+    )
+
+
+def runbook_page(one: Alert) -> str:
+    page = REFERENCE.parent / "runbooks" / f"{one.name}.md"
+    return api_reference.with_tables(page, {"alert": api_reference.alert_text(one)})
+
+
 def environment_page() -> str:
     rows = api_reference.contract_variables()
     heads = ["variable", "meaning"]
@@ -596,6 +613,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics_page,
     "dashboards.md": dashboards_page,
     "environment.md": environment_page,
+    "../how-to/alerts.md": alerts_page,
+    **{f"../runbooks/{one.name}.md": partial(runbook_page, one) for one in ALERTS},
 }
 
 

@@ -289,3 +289,84 @@ def test_ranks_that_cannot_be_started_are_counted_as_a_restart(rig: Rig, begun: 
     rig.turn(60)
     found = samples(text_of(rig).text)
     assert of(found, "phalanx_restarts_total", cause="start_failed") == 1
+
+
+def saved(supervisor, step: int) -> None:
+    supervisor.sync(
+        wire.CheckpointReport(
+            seq=supervisor.next_seq(),
+            generation=0,
+            step=step,
+            epoch=0,
+            path=f"/c/step-{step}",
+            size_bytes=1000,
+            took_s=0.2,
+            metrics={},
+            at=supervisor.now(),
+        )
+    )
+
+
+def test_age_and_interval_of_checkpoints_of_a_running_job(rig: Rig) -> None:
+    num, supervisor = running(rig)
+    here = tuple(sorted(named(num).items()))
+    assert ("phalanx_job_checkpoint_age_seconds", here) not in samples(text_of(rig).text)
+    rig.clock.advance(100.0)
+    saved(supervisor, 5)
+    rig.clock.advance(40.0)
+    found = samples(text_of(rig).text)
+    assert found["phalanx_job_checkpoint_age_seconds", here] == pytest.approx(40.0, abs=1.0)
+    assert found["phalanx_job_checkpoint_interval_seconds", here] == 600.0  # as in the spec
+
+
+def test_the_interval_of_counted_saves_is_the_time_between_the_last_two(rig: Rig) -> None:
+    num = rig.submit(checkpoint={"every": "50 steps"})
+    for _ in range(3):
+        rig.turn(1.0)
+    supervisor = rig.supervisor(num)
+    supervisor.ready()
+    rig.turn(0.1)
+    supervisor.started()
+    here = tuple(sorted(named(num).items()))
+    saved(supervisor, 50)
+    one = samples(text_of(rig).text)
+    assert ("phalanx_job_checkpoint_interval_seconds", here) not in one
+    rig.clock.advance(70.0)
+    saved(supervisor, 100)
+    found = samples(text_of(rig).text)
+    assert found["phalanx_job_checkpoint_interval_seconds", here] == pytest.approx(70.0, abs=1.0)
+
+
+def test_ended_jobs_are_counted_by_fault_from_zero_on(rig: Rig) -> None:
+    name = "phalanx_jobs_ended_total"
+    before = samples(text_of(rig).text)
+    faults = ("cancelled", "none", "platform", "user")
+    assert [of(before, name, fault=one) for one in faults] == [0, 0, 0, 0]
+    rig.client.stop(rig.submit())
+    num, supervisor = running(rig)
+    supervisor.ended()
+    rig.turn(0.1)
+    supervisor.leave()
+    for _ in range(3):
+        rig.turn(1.0)
+    assert rig.job(num).is_terminal
+    found = samples(text_of(rig).text)
+    assert [of(found, name, fault=one) for one in faults] == [1, 1, 0, 0]
+
+
+def test_queued_jobs_within_an_unused_guarantee_are_counted(rig: Rig) -> None:
+    name = "phalanx_guaranteed_waiting_jobs"
+    rig.client.apply_projects(
+        {
+            "schema": 1,
+            "projects": [
+                {"name": "lab", "guaranteed_slots": 3},
+                {"name": "vision", "parent": "lab", "guaranteed_slots": 1},
+                {"name": "text"},
+            ],
+        }
+    )
+    for project, slots in (("vision", 1), ("vision", 3), ("vision", 4), ("text", 1)):
+        rig.submit(project=project, resources={"nodes": 1, "slots_per_node": slots})
+    # The first fits into its own guarantee, the second into that of its parent.
+    assert of(samples(text_of(rig).text), name) == 2

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, bindparam, func, select
+from sqlalchemy import ColumnElement, ScalarSelect, Select, Table, bindparam, func, select
 
 from phalanx.core.metrics.catalogue import family
 from phalanx.core.training.checkpoints import step_of
@@ -374,7 +374,25 @@ def _newest_saves() -> Select[Any]:
     )
 
 
+def _time_of_save(back: int) -> ScalarSelect[Any]:
+    """When a job saved the newest valid checkpoint, or the one so many before it."""
+    return (
+        select(checkpoints.c.created_at)
+        .where(checkpoints.c.job == jobs.c.num, checkpoints.c.state == "valid")
+        .order_by(checkpoints.c.id.desc())
+        .limit(1)
+        .offset(back)
+        .correlate(jobs)
+        .scalar_subquery()
+    )
+
+
 _NEWEST_SAVES = _newest_saves()
+_SAVE_TIMES = (
+    select(jobs.c.num, _time_of_save(0), _time_of_save(1))
+    .where(jobs.c.state.in_(HOLDING_STATES))
+    .where(_time_of_save(0).is_not(None))
+)
 _RESTORING = (
     select(jobs.c.num)
     .where(jobs.c.state.in_(HOLDING_STATES))
@@ -388,6 +406,11 @@ def last_saves(tx: Tx) -> dict[int, tuple[int, float | None]]:
     The query makes one index seek per job: a job may have ten thousand checkpoints.
     """
     return {job: (at, took_s) for job, at, took_s in tx.conn.execute(_NEWEST_SAVES)}
+
+
+def save_times(tx: Tx) -> dict[int, tuple[int, int | None]]:
+    """Time of the newest save, and of the one before it, of each job that holds slots and has saved."""
+    return {job: (at, before) for job, at, before in tx.conn.execute(_SAVE_TIMES)}
 
 
 def step_counts(tx: Tx, nums: Sequence[int]) -> list[tuple[int, int, int, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from phalanx.core.jobs.faults import JobFault
 from phalanx.core.jobs.model import TERMINAL, JobState
 from phalanx.core.metrics.family import Family, Label, counter, gauge, histogram
 from phalanx.core.reasons import Cause, ReasonCode, code_of
@@ -51,7 +52,17 @@ JOBS = (
     ),
     counter("phalanx_jobs_submitted", "Jobs submitted", where=_COMMIT),
     counter("phalanx_jobs_finished", "Ended jobs by state", Label("state", _ENDS), where=_COMMIT),
+    counter(
+        "phalanx_jobs_ended",
+        "Ended jobs by what ended them: none is success",
+        Label("fault", tuple(sorted(one.value for one in JobFault))),
+        where=_COMMIT,
+    ),
     counter("phalanx_attempts", "Placements of jobs", where=_COMMIT),
+    gauge(
+        "phalanx_guaranteed_waiting_jobs",
+        "Queued jobs that fit into the guarantee of their project, or of one that it is part of",
+    ),
 )
 
 RELIABILITY = (

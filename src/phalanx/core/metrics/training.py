@@ -126,6 +126,20 @@ JOBS = (
         *_PER_JOB,
         condition="the job has a checkpoint",
     ),
+    gauge(
+        "phalanx_job_checkpoint_age_seconds",
+        "Time since the newest checkpoint of a running job, or since its ranks run where that is shorter",
+        *_PER_JOB,
+        unit="seconds",
+        condition="the job runs and has a checkpoint",
+    ),
+    gauge(
+        "phalanx_job_checkpoint_interval_seconds",
+        "Interval of the saves of a running job: that of its spec, else between the last two",
+        *_PER_JOB,
+        unit="seconds",
+        condition="the job runs and has a checkpoint",
+    ),
     Family(
         "phalanx_job_restarts",
         Kind.COUNTER,

@@ -88,7 +88,7 @@ class Exposition:
             self._put_platform(sheet, stored, now)
             put_process(sheet, self._context)
             max_series = self._context.settings.metrics.max_series
-            LiveSeries(sheet, max_series).put(stored.there.live, self._jobs)
+            LiveSeries(sheet, max_series).put(stored.there.live, self._jobs, now)
             sheet.put("phalanx_scrape_seconds", self._took_s)
             sheet.put("phalanx_scrape_series", sheet.num_series + 1)
             text = sheet.text()

@@ -6,8 +6,9 @@ has its gauges, then ranks have theirs, then jobs have their histograms: the lar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from phalanx.core.contract.checkpointing import SaveInterval
 from phalanx.core.metrics import training as limits
 from phalanx.core.metrics.training import SECTION, STEP_TIME, exposed_name
 from phalanx.core.telemetry.instruments import BOUNDS, INSTRUMENTS, OF_NODE
@@ -19,6 +20,7 @@ from phalanx.services.queries.feed import LiveJob
 
 _BUCKETS = len(BOUNDS) + 3
 _GAUGES_OF_A_JOB = 12
+_US = 1e-6
 LEVELS = ("job", "rank", "histogram")
 
 
@@ -30,14 +32,14 @@ class LiveSeries:
         self._max = max_series
         self._cut = dict.fromkeys(LEVELS, 0)
 
-    def put(self, live: Sequence[LiveJob], known: Mapping[int, JobSeries]) -> None:
+    def put(self, live: Sequence[LiveJob], known: Mapping[int, JobSeries], now: int) -> None:
         """Add the series of these jobs."""
         ordered = sorted(live, key=lambda one: one.stored.job.num)
         shown = [
             one
             for at, one in enumerate(ordered)
             if self._fits("job", _size_of_job(one, known), at < limits.MAX_JOBS)
-            and self._put_job(one, known.get(one.stored.job.num))
+            and self._put_job(one, known.get(one.stored.job.num), now)
         ]
         self._sheet.put("phalanx_jobs_not_shown", len(live) - len(shown))
         self._put_ranks(shown, known, sum(views.world_size(one.stored) for one in live))
@@ -57,7 +59,7 @@ class LiveSeries:
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    def _put_job(self, one: LiveJob, series: JobSeries | None) -> bool:
+    def _put_job(self, one: LiveJob, series: JobSeries | None, now: int) -> bool:
         labels, job, sheet = _labels(one), one.stored.job, self._sheet
         attempt = job.attempt
         pool = "" if attempt is None else attempt.placement.pool
@@ -71,6 +73,7 @@ class LiveSeries:
             ("phalanx_job_slots", None if attempt is None else attempt.num_slots),
             ("phalanx_job_ranks", views.world_size(one.stored)),
             ("phalanx_job_checkpoint_step", job.progress.checkpoint_step),
+            *_saves(one, now),
             ("phalanx_job_restarts", job.restarts),
             ("phalanx_job_attempts", job.attempts),
         ):
@@ -124,6 +127,21 @@ class LiveSeries:
         for name, value in (*series.gauges.items(), *series.counters.items()):
             if name in OF_NODE:
                 self._sheet.put(name, value, *labels)
+
+
+def _saves(one: LiveJob, now: int) -> Iterator[tuple[str, float]]:
+    """The age of the newest checkpoint of a job that runs, and the interval of its saves."""
+    if one.saved_at is None or one.up_at is None:
+        return
+    age_us = now - max(one.saved_at, one.up_at)
+    yield "phalanx_job_checkpoint_age_seconds", max(0, age_us) * _US
+    policy = one.stored.facts.spec.get("checkpoint") or {}
+    every = SaveInterval.parse(str(policy.get("every", "")))
+    if every.seconds is not None and not every.auto:
+        yield "phalanx_job_checkpoint_interval_seconds", every.seconds
+    elif one.saved_before_at is not None:
+        gap_us = one.saved_at - one.saved_before_at
+        yield "phalanx_job_checkpoint_interval_seconds", max(0, gap_us) * _US
 
 
 def _labels(one: LiveJob) -> list[str]:

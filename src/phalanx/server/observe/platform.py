@@ -27,6 +27,7 @@ def put_jobs(sheet: Sheet, there: Present, now: int) -> None:
     for state in JobState:
         sheet.put("phalanx_jobs", there.by_state.get(state.value, 0), state.value)
     sheet.put("phalanx_queue_length", len(there.queued))
+    sheet.put("phalanx_guaranteed_waiting_jobs", there.guaranteed_waiting)
     asked = sum(one.job.policy.num_slots for one in there.queued)
     sheet.put("phalanx_queue_slots", asked)
     oldest = min((one.job.submitted_at for one in there.queued), default=now)

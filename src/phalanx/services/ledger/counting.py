@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from phalanx.core.jobs.faults import fault_of
 from phalanx.core.jobs.model import TERMINAL, Job, JobState, StopGoal
 from phalanx.core.metrics.catalogue import family
 from phalanx.core.reasons import Cause, ReasonCode
@@ -64,6 +65,7 @@ def _count_state(
             _observe(totals, "phalanx_start_seconds", now - placed)
     elif after in _ENDED:
         totals.add("phalanx_jobs_finished", after)
+        totals.add("phalanx_jobs_ended", fault_of(job).value)
         _observe(totals, "phalanx_job_seconds", now - job.submitted_at, after)
         if job.reason.code is ReasonCode.FINAL_CHECKPOINT_NOT_SAVED:
             totals.add("phalanx_save_failures", "final")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.core.contract.records import MetricPoint
+from phalanx.core.scheduling.model.entitlement import lineage as lineage_of
+from phalanx.core.scheduling.model.entitlement import rolled_up
+from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.services.platform import Platform
-from phalanx.store import jobs, supervisors
+from phalanx.store import jobs, lineage, resources, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
+from phalanx.store.lineage import GenerationRow
 from phalanx.store.metrics import arrivals
 from phalanx.store.metrics.arrivals import MetricChunk
 from phalanx.store.supervisors import SupervisorRow
@@ -24,6 +29,9 @@ class LiveJob:
     stored: StoredJob
     step: int | None
     epoch: int | None
+    saved_at: int | None = None  # newest checkpoint, µs UTC; None: it has none
+    saved_before_at: int | None = None  # the checkpoint before it
+    up_at: int | None = None  # all ranks of the generation run; None: not yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,7 @@ class Present:
     by_state: dict[str, int]
     queued: list[StoredJob]
     live: list[LiveJob]
+    guaranteed_waiting: int = 0  # queued jobs that fit into a guarantee which is not used
 
 
 def newest_chunk(platform: Platform) -> int:
@@ -54,14 +63,51 @@ def present(tx: Tx) -> Present:
     rows: dict[int, list[SupervisorRow]] = {}
     for row in supervisors.of_attempts(tx, attempts):
         rows.setdefault(row.job, []).append(row)
-    live = [_live(one, rows.get(one.job.num, [])) for one in holding]
-    return Present(jobs.count_by_state(tx), queued, live)
+    saves, begun = lineage.save_times(tx), lineage.generations_of_attempts(tx, attempts)
+    live = [_live(one, rows.get(one.job.num, []), saves, begun) for one in holding]
+    return Present(jobs.count_by_state(tx), queued, live, _guaranteed_waiting(tx, queued, holding))
 
 
-def _live(stored: StoredJob, rows: list[SupervisorRow]) -> LiveJob:
+def _live(
+    stored: StoredJob,
+    rows: list[SupervisorRow],
+    saves: Mapping[int, tuple[int, int | None]],
+    begun: Mapping[tuple[int, int], Mapping[int, GenerationRow]],
+) -> LiveJob:
     steps = [row.step for row in rows if row.step is not None]
     epochs = [row.epoch for row in rows if row.epoch is not None]
-    return LiveJob(stored, min(steps, default=None), min(epochs, default=None))
+    saved_at, before_at = saves.get(stored.job.num, (None, None))
+    attempt = stored.job.attempt
+    generation = None
+    if attempt is not None:
+        generation = begun.get((stored.job.num, attempt.num), {}).get(attempt.generation)
+    return LiveJob(
+        stored,
+        min(steps, default=None),
+        min(epochs, default=None),
+        saved_at,
+        before_at,
+        None if generation is None else generation.up_at,
+    )
+
+
+def _guaranteed_waiting(tx: Tx, queued: Sequence[StoredJob], holding: Sequence[StoredJob]) -> int:
+    """The queued jobs that fit into a guarantee which their project, or one above it, does not use."""
+    tree = {one.name: ProjectSpec(**one.body).to_core() for one in resources.projects.now(tx)}
+    if not any(one.guaranteed_slots for one in tree.values()):
+        return 0
+    held: dict[str, int] = {}
+    for one in holding:
+        if one.job.attempt is not None:
+            held[one.facts.project] = held.get(one.facts.project, 0) + one.job.attempt.num_slots
+    used = rolled_up(tree, held)
+    return sum(
+        any(
+            used.get(above.name, 0) + one.job.policy.num_slots <= above.guaranteed_slots
+            for above in lineage_of(tree, one.facts.project)
+        )
+        for one in queued
+    )
 
 
 def newest_points(platform: Platform, num: int) -> list[MetricPoint]:

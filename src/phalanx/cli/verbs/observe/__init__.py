@@ -1,0 +1,1 @@
+"""Verbs about the platform as a whole: its alerts and objectives."""
