@@ -25,7 +25,7 @@ from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import Connection
 from phalanx.train.gang.report import Journal, NoReport, Report, report_to
 from phalanx.train.gang.stopping import StopSignal
-from phalanx.train.numerics import batch_norm, local_sgd, precision
+from phalanx.train.numerics import batch_norm, kernels, local_sgd, precision
 from phalanx.train.numerics.compression import CompressionContext, Compressors
 from phalanx.train.numerics.local_sgd.server_ranks import as_worker, is_server, run_server
 from phalanx.train.numerics.precision import Scale
@@ -106,6 +106,7 @@ def start(
     elif (begins := info.resume_from or resume_from) is not None:
         warm_start.adopt(begins, info, disk)
     device = _device(info)
+    kernels.choose_kernels()
     randomness.seed_everything(options.seed)
     if info.is_main:
         report.write(SeedRecord(seed=options.seed))
