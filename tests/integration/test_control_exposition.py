@@ -139,8 +139,7 @@ def test_what_a_node_uses_is_shown_once_with_the_node_as_a_label(rig: Rig) -> No
 
 
 def test_a_project_has_series_of_cost_before_its_first_cost(rig: Rig) -> None:
-    text_of(rig)
-    running(rig)
+    rig.submit()
     found = samples(text_of(rig).text)
     assert of(found, "phalanx_cost_usd_total", project="default") == 0
     assert of(found, "phalanx_slot_seconds_total", project="default", account="redone") == 0

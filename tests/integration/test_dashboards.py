@@ -225,7 +225,9 @@ def test_the_verb_writes_every_file_and_replaces_none_unasked(tmp_path: Path) ->
     assert done.exit_code == 0, done.output
     written = {str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()}
     assert {line.removeprefix(f"{folder}/") for line in done.output.split()} == written
-    assert {"compose.yaml", "prometheus.yml", "ca.pem", "rules/phalanx-aliases.yml"} < written
+    rules = {"rules/phalanx-aliases.yml", "rules/phalanx-alerts.yml", "alertmanager.example.yml"}
+    assert {"compose.yaml", "prometheus.yml", "ca.pem"} | rules < written
+    assert "https://train.example.org:8443" in (folder / "rules/phalanx-alerts.yml").read_text()
     assert sum(one.startswith("dashboards/") for one in written) == 6
     (job,) = yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"]
     assert (job["scheme"], job["static_configs"]) == (
@@ -253,6 +255,7 @@ def test_prometheus_takes_the_configuration(tmp_path: Path) -> None:
     for words in (
         ["config", tmp_path / "prometheus.yml"],
         ["rules", tmp_path / "rules/phalanx-aliases.yml"],
+        ["rules", tmp_path / "rules/phalanx-alerts.yml"],
     ):
         done = subprocess.run(["promtool", "check", *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -288,8 +291,9 @@ def test_objects_of_kubernetes_find_the_service_and_carry_rules_and_dashboards()
     assert selector.items() <= service["metadata"]["labels"].items()
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["port"] in {one["name"] for one in service["spec"]["ports"]}
-    rule = yaml.safe_load(files["kubernetes/prometheus-rule.yaml"])
+    rule, alerts = yaml.safe_load(files["kubernetes/prometheus-rules.yaml"])["items"]
     assert rule["spec"] == rule_file()
+    assert alerts["spec"] == yaml.safe_load(files["rules/phalanx-alerts.yml"])
     maps = yaml.safe_load(files["kubernetes/dashboards.yaml"])["items"]
     texts = {name: text for one in maps for name, text in one["data"].items()}
     assert {name: json.loads(text)["uid"] for name, text in texts.items()} == {

@@ -32,9 +32,9 @@ from phalanx.cli.verbs.cost.estimate import estimate
 from phalanx.cli.verbs.cost.prices import prices_app
 from phalanx.cli.verbs.enter.exec import exec_
 from phalanx.cli.verbs.enter.port_forward import port_forward
+from phalanx.cli.verbs.monitoring.alerts import alerts_app
 from phalanx.cli.verbs.monitoring.dashboards import dashboards_app
 from phalanx.cli.verbs.nodes import nodes_app
-from phalanx.cli.verbs.observe.alerts import alerts_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, quotas, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
 from phalanx.cli.verbs.retention import jobs as retention

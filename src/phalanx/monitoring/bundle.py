@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from phalanx.core.alerts.alertmanager import alertmanager_example
+from phalanx.core.alerts.prometheus import AlertLinks, alert_rules
 from phalanx.core.metrics.aliases import rule_file
 from phalanx.errors import UserError
 
@@ -22,7 +24,7 @@ GRAFANA_IMAGE = "grafana/grafana:12.4.0"
 
 _INSIDE = "/etc/phalanx"
 _PROMETHEUS_PORT, _GRAFANA_PORT = 9090, 3000
-_RULES = "rules/phalanx-aliases.yml"
+_RULES, _ALERTS = "rules/phalanx-aliases.yml", "rules/phalanx-alerts.yml"
 #: The label by which the sidecar of Grafana's Helm chart finds dashboards.
 _FOR_GRAFANA = {"grafana_dashboard": "1"}
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -113,6 +115,21 @@ def provisioning(watched: WatchedPlatform) -> dict[str, str]:
 def rules(watched: WatchedPlatform) -> dict[str, str]:
     """Recording rules of Prometheus: names that other platforms have."""
     return {_RULES: _yaml(rule_file())}
+
+
+def alerts(watched: WatchedPlatform) -> dict[str, str]:
+    """Alerting rules of Prometheus, and an example of the routes of Alertmanager."""
+    return {
+        _ALERTS: _yaml(_alert_rules(watched)),
+        "alertmanager.example.yml": _yaml(alertmanager_example()),
+    }
+
+
+def _alert_rules(watched: WatchedPlatform) -> dict[str, Any]:
+    links = AlertLinks(
+        dashboards=f"http://localhost:{_GRAFANA_PORT}", control_plane=watched.url.rstrip("/")
+    )
+    return alert_rules(links)
 
 
 def scrape(watched: WatchedPlatform) -> dict[str, str]:
@@ -207,10 +224,13 @@ def kubernetes(watched: WatchedPlatform) -> dict[str, str]:
         **_kind("monitoring.coreos.com/v1", "ServiceMonitor", "phalanx", watched),
         "spec": {"selector": {"matchLabels": _NAMES}, "endpoints": [endpoint]},
     }
-    rule = {
-        **_kind("monitoring.coreos.com/v1", "PrometheusRule", "phalanx-aliases", watched),
-        "spec": rule_file(),
-    }
+    rule_objects = [
+        {**_kind("monitoring.coreos.com/v1", "PrometheusRule", name, watched), "spec": spec}
+        for name, spec in (
+            ("phalanx-aliases", rule_file()),
+            ("phalanx-alerts", _alert_rules(watched)),
+        )
+    ]
     maps = [
         {
             **_kind("v1", "ConfigMap", name.removesuffix(".json"), watched, _FOR_GRAFANA),
@@ -222,9 +242,13 @@ def kubernetes(watched: WatchedPlatform) -> dict[str, str]:
     ]
     return {
         "kubernetes/service-monitor.yaml": _yaml(monitor),
-        "kubernetes/prometheus-rule.yaml": _yaml(rule),
-        "kubernetes/dashboards.yaml": _yaml({"apiVersion": "v1", "kind": "List", "items": maps}),
+        "kubernetes/prometheus-rules.yaml": _yaml(_list(rule_objects)),
+        "kubernetes/dashboards.yaml": _yaml(_list(maps)),
     }
+
+
+def _list(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "List", "items": objects}
 
 
 def _kind(
@@ -250,6 +274,7 @@ KINDS: tuple[Callable[[WatchedPlatform], dict[str, str]], ...] = (
     dashboards,
     provisioning,
     rules,
+    alerts,
     scrape,
     compose,
     kubernetes,

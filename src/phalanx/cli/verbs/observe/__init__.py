@@ -1,1 +1,0 @@
-"""Verbs about the platform as a whole: its alerts and objectives."""
