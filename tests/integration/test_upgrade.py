@@ -62,10 +62,12 @@ def test_every_job_is_shown_and_rebuilt_by_its_events(old: Rig) -> None:
         view = old.job(num)
         assert view.state == state
         assert view.spec is not None and view.spec["resources"]["slots_per_node"] == 2
-        # The earlier release did not store the times of preemptions; they follow from the events.
+        # The earlier release did not store the times of preemptions and failures; the events have them.
         stored = old.store.view(partial(jobs.load, num=num)).job
         rebuilt = rebuild(old.store.view(partial(events.machine_log, num=num)))
-        assert replace(rebuilt, preempted_at=stored.preempted_at) == stored
+        progress = replace(rebuilt.progress, failed_at=stored.progress.failed_at)
+        same = replace(rebuilt, preempted_at=stored.preempted_at, progress=progress)
+        assert same == stored
     found = {one.num for one in old.client.jobs().jobs}
     assert found == set(range(1, 7))
 

@@ -1,17 +1,21 @@
-"""The library that refuses connections of strangers to ranks, compiled once per user and machine.
+"""The library that refuses connections of strangers to ranks, compiled once per user and machine, or image.
 
 Frameworks such as gloo, gRPC and Open MPI accept every connection. `accept_guard.c` is loaded into
 the processes of a gang and closes such connections first. It needs a C compiler once; without one, or where
 the kernel does not tell the owner of a socket, ranks run without it and `phalanx doctor` says so.
+
+`python -m phalanx.launch.accept_guard` compiles it into the installation, for images without a compiler.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -34,14 +38,22 @@ server.accept()
 """
 
 
-def library(folders: Iterable[Path] | None = None) -> tuple[Path | None, str]:
-    """The compiled library, and why there is none. Compiles it at the first call on a machine."""
+def library(
+    folders: Iterable[Path] | None = None, installation: Path = _SOURCE.parent
+) -> tuple[Path | None, str]:
+    """The compiled library, and why there is none. Compiles it at the first call on a machine.
+
+    One that was compiled into the installation is used where it is.
+    """
+    installed = installation / _name()
+    if installed.is_file():
+        said = _tried_once(installed)
+        return (None, said) if said else (installed, "")
     said = "no folder for it can be written"
     for folder in _folders() if folders is None else folders:
         try:
             private_folder(folder)
-            digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
-            path = folder / f"accept-guard-{digest}.so"
+            path = folder / _name()
             failed = path.with_suffix(".failed")
             if path.is_file():
                 return path, ""
@@ -75,23 +87,57 @@ def _folders() -> list[Path]:
     return [*found, Path(tempfile.gettempdir(), f"phalanx-{os.geteuid()}")]
 
 
+def compile_into(installation: Path = _SOURCE.parent) -> Path:
+    """Compile the library into an installation, where every user finds it. Raises OSError.
+
+    It is tried where it is used: the kernel of the machine that builds an image may be another one.
+    """
+    path = installation / _name()
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        if said := _compile(temporary):
+            raise OSError(said)
+        temporary.chmod(0o644)
+        os.rename(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _name() -> str:
+    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
+    return f"accept-guard-{digest}.so"
+
+
 def _build(path: Path) -> str:
     """Compile and try the library; returns why it cannot be used, empty where it can."""
-    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None:
-        return "there is no C compiler"
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    words = [compiler, "-shared", "-fPIC", "-O2", "-o", str(temporary), str(_SOURCE), "-ldl"]
     try:
-        if said := _run(words, {}):
-            return f"it cannot be compiled: {said}"
-        env = preloaded({"PHALANX_ACCEPT": "all"}, temporary)
-        if said := _run(own_python("-I", "-S", "-c", _SELF_TEST), env):
-            return f"the kernel does not tell the owner of a connection: {said}"
+        if said := _compile(temporary) or _tried(temporary):
+            return said
         os.rename(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     return ""
+
+
+def _compile(path: Path) -> str:
+    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        return "there is no C compiler"
+    words = [compiler, "-shared", "-fPIC", "-O2", "-o", str(path), str(_SOURCE), "-ldl"]
+    said = _run(words, {})
+    return f"it cannot be compiled: {said}" if said else ""
+
+
+def _tried(path: Path) -> str:
+    """Why a compiled library cannot be used on this machine; empty where it can."""
+    env = preloaded({"PHALANX_ACCEPT": "all"}, path)
+    said = _run(own_python("-I", "-S", "-c", _SELF_TEST), env)
+    return f"the kernel does not tell the owner of a connection: {said}" if said else ""
+
+
+_tried_once = functools.lru_cache(maxsize=4)(_tried)  # supervisors ask twice
 
 
 def _run(words: list[str], more: Mapping[str, str]) -> str:
@@ -141,3 +187,10 @@ def variables(mode: str, ports: Iterable[int], peers: Iterable[str]) -> dict[str
         PORTS_VARIABLE: ",".join(str(port) for port in sorted(set(ports)) if port),
         "PHALANX_ACCEPT_PEERS": ",".join(sorted(set(peers))),
     }
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(f"{compile_into()}\n")
+    except OSError as error:
+        sys.exit(f"the accept guard is not in the installation: {error}")

@@ -202,9 +202,7 @@ def test_pause_saves_and_resume_goes_on(platform: Platform, tmp_path: Path, calm
     platform.wait_steps(15, out)
     platform.run("pause", job)
     view = platform.wait_state(job, "paused")
-    assert view.progress.progress.checkpoint_step == len(
-        Path(f"{out}.steps").read_text().splitlines()
-    )
+    assert view.progress.checkpoint_step == len(Path(f"{out}.steps").read_text().splitlines())
     go.touch()
     platform.run("resume", job)
     view = platform.wait_state(job, "succeeded")

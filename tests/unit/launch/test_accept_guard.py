@@ -186,3 +186,18 @@ def test_a_file_that_another_user_wrote_is_not_read(tmp_path):
     link.symlink_to(own)
     with pytest.raises(OSError, match="symbolic links"):
         read_own_file(link)
+
+
+@needs_compiler
+def test_a_library_in_the_installation_needs_no_compiler_and_no_folder(tmp_path, monkeypatch):
+    compiled = accept_guard.compile_into(tmp_path)
+    assert compiled.parent == tmp_path and compiled.stat().st_mode & 0o777 == 0o644
+    assert [one.name for one in tmp_path.iterdir()] == [compiled.name]
+    monkeypatch.setattr(accept_guard.shutil, "which", lambda name: None)
+    assert accept_guard.library([], tmp_path) == (compiled, "")
+    # Without it, there is no guard where there is no compiler.
+    compiled.unlink()
+    found, said = accept_guard.library([tmp_path / "cache"], tmp_path)
+    assert found is None and "no C compiler" in said
+    with pytest.raises(OSError, match="no C compiler"):
+        accept_guard.compile_into(tmp_path)
