@@ -386,11 +386,6 @@ log_streams = Table(
     Column("size", BigInteger),  # all that the rank wrote; NULL: not known, or all was received
     # Bytes before this offset were deleted because of their age.
     Column("expired", BigInteger, nullable=False, server_default=text("0")),
-    # Bytes before this offset are in packs, as far as they are stored.
-    Column("packed", BigInteger, nullable=False, server_default=text("0")),
-    # Packed bytes between these offsets were deleted because of the job's limit.
-    Column("cut_begin", BigInteger, nullable=False, server_default=text("0")),
-    Column("cut_end", BigInteger, nullable=False, server_default=text("0")),
 )
 
 log_volumes = Table(
@@ -401,8 +396,6 @@ log_volumes = Table(
     Column(
         "head_id", BigInteger, nullable=False
     ),  # segments up to here are the protected beginning
-    Column("loose_bytes", BigInteger, nullable=False, server_default=text("0")),  # in no pack
-    Column("newest_at", BigInteger, nullable=False, server_default=text("0")),  # of its segments
 )
 
 # Tokens with scopes, and sessions of browsers. The token of the home is in none.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -17,14 +17,12 @@ from sqlalchemy import (
     text,
 )
 
-from phalanx.core.logs.segments import LogSegment, StreamKey
 from phalanx.store.database import (
     Tx,
     columns_of,
     read,
     take_numbers,
 )
-from phalanx.store.logs import packs
 from phalanx.store.tables import (
     log_segments,
     log_streams,
@@ -42,6 +40,28 @@ _BATCH = 500
 # For one statement: as options of the connection they would turn its later statements into cursors too,
 # which PostgreSQL refuses for a DELETE.
 _FEW_AT_A_TIME = {"yield_per": 4}
+
+StreamKey = tuple[int, int, int, str]
+"""(attempt, generation, rank, stream)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSegment:
+    """Bytes [offset, offset + len(data)) of one rank's stream in one generation.
+
+    Without data: the stream has ended at `offset`.
+    """
+
+    id: int  # order of arrival
+    job: int  # job number
+    attempt: int  # number in the job
+    generation: int  # number in the attempt
+    rank: int  # global rank
+    stream: str  # `out` or `err`
+    offset: int  # of the first byte in the stream
+    dropped: int  # bytes lost before this segment
+    at: int  # µs UTC
+    data: bytes  # raw output
 
 
 def logs_topic(job: int) -> str:
@@ -69,21 +89,11 @@ class LogStream:
     received: int  # bytes up to here were received once
     size: int | None  # all that the rank wrote; None: not known, or all was received
     expired: int  # bytes before this offset were deleted because of their age
-    packed: int = 0  # bytes before this offset are in packs, as far as they are stored
-    #: packed bytes from here to `cut_end` were deleted because of the job's limit
-    cut_begin: int = 0
-    cut_end: int = 0  # see `cut_begin`
 
     @property
     def key(self) -> StreamKey:
         """(attempt, generation, rank, stream)."""
         return self.attempt, self.generation, self.rank, self.stream
-
-    def stored_before(self, end: int) -> int:
-        """Where the bytes end that are still stored of those in packs before `end`."""
-        if self.cut_begin < end <= self.cut_end:
-            end = self.cut_begin
-        return 0 if self.expired >= end else end
 
 
 def log_stream(tx: Tx, job: int, key: StreamKey) -> LogStream | None:
@@ -133,7 +143,7 @@ def add_log(tx: Tx, fresh: LogSegment, max_bytes: int | None = None) -> None:
         _drop_mark(tx, fresh.job, key, offset)
     number = _insert(tx, fresh, offset, dropped, data)
     _put_stream(tx, fresh.job, key, known, received=offset + len(data))
-    _grow(tx, replace(fresh, id=number, data=data), max_bytes)
+    _grow(tx, fresh.job, number, len(data), max_bytes)
 
 
 def end_log(tx: Tx, end: LogSegment) -> None:
@@ -167,15 +177,11 @@ def _drop_mark(tx: Tx, job: int, key: StreamKey, offset: int) -> None:
     tx.conn.execute(log_segments.delete().where(same))
 
 
-def _grow(tx: Tx, added: LogSegment, max_bytes: int | None) -> None:
-    """Count the bytes of a segment, and delete the oldest ones above the limit."""
-    here, job = log_volumes.c, added.job
-    grown = {
-        "stored_bytes": here.stored_bytes + len(added.data),
-        "loose_bytes": here.loose_bytes + len(added.data),
-        "newest_at": added.at,
-    }
-    grow = log_volumes.update().where(here.job == job).values(**grown)
+def _grow(tx: Tx, job: int, number: int, num_bytes: int, max_bytes: int | None) -> None:
+    """Count the bytes of segment `number`, and delete the oldest ones above the limit."""
+    here = log_volumes.c
+    added = here.stored_bytes + num_bytes
+    grow = log_volumes.update().where(here.job == job).values(stored_bytes=added)
     row = tx.conn.execute(grow.returning(here.stored_bytes, here.head_id)).first()
     if row is None:
         # Supervisors of one job may add the first segments at the same time.
@@ -189,50 +195,16 @@ def _grow(tx: Tx, added: LogSegment, max_bytes: int | None) -> None:
     if max_bytes is None:
         return
     if stored <= max_bytes * _HEAD_SHARE:
-        tx.conn.execute(log_volumes.update().where(here.job == job).values(head_id=added.id))
+        tx.conn.execute(log_volumes.update().where(here.job == job).values(head_id=number))
     elif stored > max_bytes:
-        _shrink(tx, job, head_id, stored - round(max_bytes * (1 - _SLACK)), added.at)
+        _shrink(tx, job, head_id, stored - round(max_bytes * (1 - _SLACK)))
 
 
-def _shrink(tx: Tx, job: int, head_id: int, num_bytes: int, now: int) -> None:
-    """Delete the oldest packs and segments behind the protected beginning, at least `num_bytes` of them.
+def _shrink(tx: Tx, job: int, head_id: int, num_bytes: int) -> None:
+    """Delete the oldest segments behind the protected beginning, at least `num_bytes` of them.
 
     The last segment of a stream stays as a mark without data: readers find the end of what is missing.
     """
-    freed = _cut_packs(tx, job, head_id, num_bytes, now)
-    if freed:
-        less = log_volumes.c.stored_bytes - freed
-        tx.conn.execute(
-            log_volumes.update().where(log_volumes.c.job == job).values(stored_bytes=less)
-        )
-    if freed < num_bytes:
-        _drop_oldest(tx, job, head_id, num_bytes - freed)
-
-
-def _cut_packs(tx: Tx, job: int, head_id: int, num_bytes: int, now: int) -> int:
-    """Delete packs behind the beginning of a job's output; returns the bytes of output in them."""
-    freed = 0
-    for pack in packs.of_job(tx, job, after=head_id):
-        if freed >= num_bytes:
-            break
-        if pack.first_id <= head_id:
-            continue
-        packs.give_up(tx, [pack.name], now)
-        freed += pack.num_bytes
-        for part in pack.streams:
-            known = log_stream(tx, job, part.key)
-            if known is None or not part.num_bytes:
-                continue
-            follows = known.cut_end == part.before and known.cut_end > 0
-            begin = known.cut_begin if follows else part.before
-            _put_stream(tx, job, part.key, known, cut_begin=begin, cut_end=part.end)
-            if known.received == part.end != known.size:
-                mark = LogSegment(0, job, *part.key, part.end, 0, now, b"")
-                _insert(tx, mark, part.end, 0, b"")
-    return freed
-
-
-def _drop_oldest(tx: Tx, job: int, head_id: int, num_bytes: int) -> None:
     here = log_segments.c
     size = func.length(here.data)
     key = (here.attempt, here.generation, here.rank, here.stream)
@@ -256,17 +228,8 @@ def _drop_oldest(tx: Tx, job: int, head_id: int, num_bytes: int) -> None:
             tx.conn.execute(mark.values(offset=end, data=b"", dropped=0))
     for start in range(0, len(gone), _BATCH):
         _drop(tx, log_segments, gone[start : start + _BATCH])
-    _lessen(tx, job, freed)
-
-
-def _lessen(tx: Tx, job: int, num_bytes: int) -> None:
-    """Count bytes of segments that were deleted."""
-    here = log_volumes.c
-    less = {
-        "stored_bytes": here.stored_bytes - num_bytes,
-        "loose_bytes": here.loose_bytes - num_bytes,
-    }
-    tx.conn.execute(log_volumes.update().where(here.job == job).values(**less))
+    less = log_volumes.c.stored_bytes - freed
+    tx.conn.execute(log_volumes.update().where(log_volumes.c.job == job).values(stored_bytes=less))
 
 
 def expired_streams(tx: Tx, job: int) -> list[LogStream]:
@@ -326,18 +289,17 @@ def _up_to(tx: Tx, query: Any, max_bytes: int) -> list[LogSegment]:
 def last_log_id(tx: Tx, job: int) -> int:
     """The cursor after the newest segment."""
     query = select(func.max(log_segments.c.id)).where(log_segments.c.job == job)
-    return int(tx.conn.execute(query).scalar() or 0) or packs.last_id(tx, job)
+    return int(tx.conn.execute(query).scalar() or 0)
 
 
 def drop_logs(
     tx: Tx, *, before: int, limit: int, among: Select[Any] | None = None
 ) -> tuple[int, int]:
-    """Delete up to `limit` of the oldest packs, and as many segments, from before a time.
+    """Delete up to `limit` of the oldest segments from before a time; returns their number and bytes.
 
-    Returns their number and bytes. They are numbered as they come, so those to go are the first ones.
-    `among` is a query for the numbers of jobs; None: all jobs.
+    They are numbered as they come, so those to go are the first ones. `among` is a query for the numbers of
+    jobs; None: all jobs.
     """
-    num_packs, pack_bytes = _drop_packs(tx, before, limit, among)
     here = log_segments.c
     columns = (here.id, here.at, here.job, here.attempt, here.generation, here.rank, here.stream)
     query = select(*columns, _END.label("end"), func.length(here.data).label("size"))
@@ -348,28 +310,14 @@ def drop_logs(
     sizes: Counter[int] = Counter()
     for row in old:
         sizes[row.job] += row.size
-        _expire(tx, row.job, (row.attempt, row.generation, row.rank, row.stream), row.end)
+        key = (row.attempt, row.generation, row.rank, row.stream)
+        is_later = and_(_is_stream(row.job, key), log_streams.c.expired < row.end)
+        tx.conn.execute(log_streams.update().where(is_later).values(expired=row.end))
     for job, size in sizes.items():
-        _lessen(tx, job, size)
-    num_rows = _drop(tx, log_segments, [row.id for row in old])
-    return num_rows + num_packs, sum(sizes.values()) + pack_bytes
-
-
-def _drop_packs(tx: Tx, before: int, limit: int, among: Select[Any] | None) -> tuple[int, int]:
-    found = packs.old(tx, before=before, limit=limit, among=among)
-    for pack in found:
-        for part in pack.streams:
-            _expire(tx, pack.job, part.key, part.end)
-        less = log_volumes.c.stored_bytes - pack.num_bytes
-        of_job = log_volumes.update().where(log_volumes.c.job == pack.job)
-        tx.conn.execute(of_job.values(stored_bytes=less))
-    packs.give_up(tx, [pack.name for pack in found], before)
-    return len(found), sum(pack.num_bytes for pack in found)
-
-
-def _expire(tx: Tx, job: int, key: StreamKey, end: int) -> None:
-    is_later = and_(_is_stream(job, key), log_streams.c.expired < end)
-    tx.conn.execute(log_streams.update().where(is_later).values(expired=end))
+        less = log_volumes.c.stored_bytes - size
+        is_job = log_volumes.c.job == job
+        tx.conn.execute(log_volumes.update().where(is_job).values(stored_bytes=less))
+    return _drop(tx, log_segments, [row.id for row in old]), sum(sizes.values())
 
 
 def old_logs(tx: Tx, *, before: int, among: Select[Any]) -> tuple[int, int]:
@@ -378,8 +326,7 @@ def old_logs(tx: Tx, *, before: int, among: Select[Any]) -> tuple[int, int]:
     size = func.coalesce(func.sum(func.length(here.data)), 0)
     query = select(func.count(), size).where(here.at < before, here.job.in_(among))
     found = tx.conn.execute(query).one()
-    num_packs, pack_bytes = packs.count_old(tx, before=before, among=among)
-    return int(found[0]) + num_packs, int(found[1]) + pack_bytes
+    return int(found[0]), int(found[1])
 
 
 def _drop(tx: Tx, table: Table, ids: Sequence[int]) -> int:
@@ -388,46 +335,32 @@ def _drop(tx: Tx, table: Table, ids: Sequence[int]) -> int:
     return len(ids)
 
 
-def stream_segments(
-    tx: Tx, job: int, key: StreamKey, *, start: int, up_to: int
-) -> list[LogSegment]:
-    """The segments of one stream that are in no pack, with bytes from offset `start`, up to one of them."""
-    query = select(log_segments).where(
-        _of_stream(job, key), log_segments.c.id <= up_to, start < _END
-    )
-    return _up_to(tx, query.order_by(log_segments.c.offset), _MAX_LINE_START_BYTES)
-
-
-def joined_from(pieces: Iterable[LogSegment], start: int) -> tuple[int, bytes]:
-    """Bytes of one stream from offset `start`, of segments in their order, and where they begin.
+def line_start(tx: Tx, job: int, key: StreamKey, *, start: int, up_to: int) -> tuple[int, bytes]:
+    """Bytes of one stream from offset `start`, as far as segment `up_to`, and where they begin.
 
     They begin later than `start` where bytes in between are not stored any more.
     """
+    here = log_segments.c
+    query = (
+        select(here.offset, here.data)
+        .where(_of_stream(job, key), here.id <= up_to, start < _END)
+        .order_by(here.offset)
+    )
     found = bytearray()
-    for one in pieces:
-        if one.end <= start + len(found):
-            continue
-        if one.offset > start + len(found):
-            start, found = one.offset, bytearray()
-        found += one.data[max(0, start + len(found) - one.offset) :]
-        # The cursor comes from outside, and may name the beginning of a long stream.
-        if len(found) > _MAX_LINE_START_BYTES:
-            break
+    with tx.conn.execute(query, execution_options=_FEW_AT_A_TIME) as rows:
+        for offset, data in rows:
+            if offset > start + len(found):
+                start, found = offset, bytearray()
+            found += data[max(0, start - offset) :] if not found else data
+            # The cursor comes from outside, and may name the beginning of a long stream.
+            if len(found) > _MAX_LINE_START_BYTES:
+                break
     return start, bytes(found)
 
 
-def line_start(tx: Tx, job: int, key: StreamKey, *, start: int, up_to: int) -> tuple[int, bytes]:
-    """Bytes of one stream from offset `start`, as far as segment `up_to`, of segments in no pack."""
-    return joined_from(stream_segments(tx, job, key, start=start, up_to=up_to), start)
-
-
 def end_before(tx: Tx, job: int, key: StreamKey, offset: int) -> int:
-    """Where the stored bytes of one stream before `offset` end; 0 where there are none."""
+    """Where the stored segment of one stream before `offset` ends; 0 where there is none."""
     here = log_segments.c
     query = select(_END).where(_of_stream(job, key), here.offset < offset)
     query = query.order_by(here.offset.desc()).limit(1)
-    found = tx.conn.execute(query).scalar()
-    if found is not None:
-        return int(found)
-    known = log_stream(tx, job, key)
-    return 0 if known is None else known.stored_before(min(known.packed, offset))
+    return int(tx.conn.execute(query).scalar() or 0)

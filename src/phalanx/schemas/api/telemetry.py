@@ -57,34 +57,6 @@ class LogPage(ResponseBody):
     done: bool
 
 
-LevelName = Literal["debug", "info", "warning", "error", "critical"]
-"""The level of a line of output, as loggers name it."""
-
-
-class MatchingLine(LogLine):
-    """A line that a search has found, as a terminal shows it; `level` is the first that it names.
-
-    A line of more than 64 KiB is cut, and `partial`.
-    """
-
-    level: LevelName | None = None
-
-
-class LogSearchPage(ResponseBody):
-    """Lines that match, in the order of arrival, and how many do behind the cursor of the request.
-
-    With `exact` false the search stopped before the end of the output: `count` lines match at least, and
-    `searched` is the share of the stored output before the place where it stopped. `cursor` continues;
-    None: there are no more lines.
-    """
-
-    lines: list[MatchingLine]
-    count: int
-    exact: bool
-    searched: float
-    cursor: str | None
-
-
 class LivePoint(ResponseBody):
     """The metrics of one rank at one step, as a live view has them. Non-finite values are None."""
 

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from phalanx.core.jobs.model import TERMINAL, Job
-from phalanx.core.logs.segments import MAX_LINE_BYTES, LogSegment, StreamKey
 from phalanx.errors import UserError
 from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.telemetry import LogGap, LogLine, LogPage
-from phalanx.services.logs.reading import LookedUp, StreamBounds, Wanted, look_up, read
 from phalanx.services.platform import Platform
 from phalanx.services.queries.views import parts_of, ranks_of, role_of
 from phalanx.store import jobs, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
+from phalanx.store.telemetry import LogSegment, StreamKey
 
 GapCause = Literal["lost", "limit", "expired", "unsent"]
+# A longer line is returned in pieces of this size, so that readers see it before it ends.
+_MAX_LINE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,32 +74,39 @@ def read_logs(platform: Platform, num: int, query: LogQuery, cursor: str | None)
     """Read the lines after `cursor` in the order of arrival; without one, from the start or the tail.
 
     Unfinished lines are held back until they end, the job is over, or the next generation writes.
-    Raises NotFound, UserError for an invalid cursor or an unknown role, and DataUnavailable or StoreCorrupt
-    where a pack cannot be read.
+    Raises NotFound, and UserError for an invalid cursor or an unknown role.
     """
+    return platform.store.view(lambda tx: _read(tx, num, query, cursor))
+
+
+def _read(tx: Tx, num: int, query: LogQuery, cursor: str | None) -> LogPage:
+    stored = jobs.load(tx, num)
+    over, ranks = stored.job.state in TERMINAL, ranks_of(stored, query.role, query.ranks)
     at = Cursor() if cursor is None else parse_cursor(cursor)
     tailing = cursor is None and query.tail is not None
-
-    def look(tx: Tx) -> tuple[StoredJob, LookedUp, list[LogLine]]:
-        stored = jobs.load(tx, num)
-        ranks = ranks_of(stored, query.role, query.ranks)
-        wanted = Wanted(ranks, query.stream, at.segment, at.open_lines, tailing)
-        whole = cursor is None and not tailing
-        expired = _expired_lines(tx, stored.job, query, ranks) if whole else []
-        return stored, look_up(tx, num, wanted), expired
-
-    stored, found, lines = platform.store.view(look)
-    logs = read(platform, found)
-    over = stored.job.state in TERMINAL
+    if tailing:
+        found = telemetry.last_logs(tx, num, ranks=ranks, stream=query.stream)
+    else:
+        found = telemetry.logs_after(tx, num, cursor=at.segment, ranks=ranks, stream=query.stream)
+    more = not tailing and bool(found) and found[-1].id < telemetry.last_log_id(tx, num)
+    begun = {
+        key: telemetry.line_start(tx, num, key, start=start, up_to=at.segment)
+        for key, start in at.open_lines.items()
+    }
+    lines: list[LogLine] = []
+    if cursor is None and not tailing:
+        lines = _expired_lines(tx, stored.job, query, ranks)
     more_lines, rest = assemble(
-        logs.segments, logs.begun, logs.bounds, flush=over and not logs.more
+        found, begun, _bounds(tx, num, found, tailing), flush=over and not more
     )
     lines += more_lines
+    last = found[-1].id if found else at.segment
     if tailing and query.tail is not None:
         lines = lines[len(lines) - min(query.tail, len(lines)) :]
+        last = max(last, at.segment)
     if stored.job.policy.roles:
         lines = [_with_role(stored, line) for line in lines]
-    return LogPage(lines=lines, cursor=str(Cursor(logs.last, rest)), done=over and not logs.more)
+    return LogPage(lines=lines, cursor=str(Cursor(last, rest)), done=over and not more)
 
 
 def _expired_lines(tx: Tx, job: Job, query: LogQuery, ranks: Sequence[int]) -> list[LogLine]:
@@ -113,6 +121,44 @@ def _expired_lines(tx: Tx, job: Job, query: LogQuery, ranks: Sequence[int]) -> l
 def _with_role(stored: StoredJob, line: LogLine) -> LogLine:
     role, rank = role_of(parts_of(stored), line.rank)
     return line.model_copy(update={"role": role, "rank_in_role": rank})
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBounds:
+    """What is known of a stream beside the segments at hand.
+
+    `begin` is where the stored bytes before the first of these segments end.
+    """
+
+    begin: int = 0
+    received: int = 0  # bytes up to here were received once
+    expired: int = 0  # bytes before this were deleted because of their age
+    marks: Mapping[int, int] = field(default_factory=dict)  # the same as `begin`, for each mark
+
+
+def _bounds(
+    tx: Tx, num: int, found: Sequence[LogSegment], tailing: bool
+) -> dict[StreamKey, StreamBounds]:
+    bounds: dict[StreamKey, StreamBounds] = {}
+    marks: dict[StreamKey, dict[int, int]] = {}
+    for segment in found:
+        key = _key_of(segment)
+        if not segment.data:
+            # What is stored before it may have arrived after it.
+            begin = telemetry.end_before(tx, num, key, segment.offset)
+            marks.setdefault(key, {})[segment.id] = begin
+        if key not in bounds:
+            known = telemetry.log_stream(tx, num, key)
+            begin = segment.offset
+            if not tailing or not segment.data:
+                begin = telemetry.end_before(tx, num, key, segment.offset)
+            received, expired = (0, 0) if known is None else (known.received, known.expired)
+            bounds[key] = StreamBounds(begin, received, expired, marks.setdefault(key, {}))
+    return bounds
+
+
+def _key_of(segment: LogSegment) -> StreamKey:
+    return segment.attempt, segment.generation, segment.rank, segment.stream
 
 
 @dataclass(slots=True)
@@ -140,7 +186,7 @@ def assemble(
     ends = {key: bound.begin for key, bound in bounds.items()}
     lines: list[LogLine] = []
     for segment in segments:
-        key = segment.key
+        key = _key_of(segment)
         _flush_older(opened, key, lines)
         gaps = _gaps(segment, ends.get(key, 0), bounds.get(key, StreamBounds()))
         ends[key] = max(ends.get(key, 0), segment.offset + len(segment.data))
@@ -154,7 +200,7 @@ def assemble(
         *whole, tail = data.split(b"\n")
         lines.extend(_line(key, one, segment.at) for one in whole)
         start = line.start + len(data) - len(tail)
-        if len(tail) > MAX_LINE_BYTES:
+        if len(tail) > _MAX_LINE_BYTES:
             lines.append(_line(key, tail, segment.at, partial=True))
             start, tail = start + len(tail), b""
         if tail:
