@@ -238,8 +238,7 @@ SUCCESS = (
         ),
         "{value} jobs have failed because of the platform in 10 minutes",
         "Jobs fail together for a cause outside of their scripts: at least three, or two that are a "
-        "fifth of "
-        "those that ran. More will follow while the cause lasts.",
+        "fifth of those that ran. More will follow while the cause lasts.",
         keep_s=_QUICK_KEEP,
     ),
     Alert(
@@ -248,8 +247,7 @@ SUCCESS = (
         _burning(pages=True),
         "{value:percent} of the jobs that ended failed because of the platform",
         "The error budget of job success, 1 % in 30 days, is spent within days: 2 % of it within an "
-        "hour, or "
-        "5 % within six.",
+        "hour, or 5 % within six.",
         AlertScreen.EXECUTIVE,
         keep_s=_QUICK_KEEP,
     ),
@@ -319,8 +317,7 @@ JOBS = (
         _at_least(3, "phalanx_start_failures_total", 30 * MINUTE_S),
         "{value} starts of supervisors or ranks have failed within 30 minutes",
         "Gangs end before their first step: an image, a mount, a secret or a variable is missing, or a "
-        "check "
-        "before the start fails.",
+        "check before the start fails.",
         mode=FailureMode.START,
     ),
     Alert(
@@ -360,8 +357,7 @@ JOBS = (
         _at_least(3, "phalanx_stalls_total", HOUR_S),
         "{value} generations made no step within an hour although they ran",
         "Ranks wait in a collective that does not end: a network or a node is in trouble, or a script "
-        "has a "
-        "deadlock.",
+        "has a deadlock.",
         AlertScreen.DEBUG,
         FailureMode.NETWORK,
     ),
@@ -376,8 +372,7 @@ JOBS = (
         ),
         "{value} generations diverged, or were rolled back, within an hour",
         "Losses are not finite or rise. One job is a matter of its script; several at once point to "
-        "data, a "
-        "library or a device.",
+        "data, a library or a device.",
         AlertScreen.TRAINING,
         FailureMode.DIVERGENCE,
     ),
@@ -396,8 +391,7 @@ JOBS = (
         _at_least(10, "phalanx_preemptions_total", HOUR_S, {"cause": "preempted"}),
         "{value} jobs had to leave their slots for others within an hour",
         "Jobs spend their time with saving and starting. Each preemption costs the steps since the last "
-        "save "
-        "and a start.",
+        "save and a start.",
         mode=FailureMode.PREEMPTION,
     ),
     Alert(
@@ -428,8 +422,7 @@ JOBS = (
         ),
         "One rank of {phalanx_job} of {project} trains on {value} times as many samples as another",
         "The shares of the ranks differ though batches are not split by speed: ranks with short shares "
-        "wait, and "
-        "the gradient has a bias.",
+        "wait, and the gradient has a bias.",
         AlertScreen.DEBUG,
         FailureMode.DATA,
         hold_s=30 * MINUTE_S,
