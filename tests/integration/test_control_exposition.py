@@ -242,6 +242,16 @@ def test_parts_of_distributions_are_not_shown_as_metrics(rig: Rig) -> None:
     assert rig.job(num).progress.last_metrics == {"loss": 0.5}
 
 
+def test_last_values_of_a_script_stay_behind_reports_of_nodes_and_other_ranks(rig: Rig) -> None:
+    num, supervisor = running(rig)
+    report(supervisor, 0, 10, WINDOW | {"loss": 0.5})
+    for step in range(11, 31):
+        report(supervisor, 1, step, {"phalanx_host_cpu_ratio": 0.5})
+    for _ in range(6):
+        report(supervisor, 0, 30, {"phalanx_host_cpu_ratio": 0.5})
+    assert rig.job(num).progress.last_metrics == {"loss": 0.5}
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_finds_nothing_wrong(rig: Rig) -> None:
     _, supervisor = running(rig)

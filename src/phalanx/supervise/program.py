@@ -378,7 +378,9 @@ class Supervisor:
 
 
 def _measure_host(meter: HostMeter, current: Generation, clock: Clock) -> None:
-    """Add what the node uses to the metrics of its first rank, once a period."""
+    """Add what the node uses to the metrics of its first rank, once a period while ranks live."""
+    if all(rank.exit is not None for rank in current.ranks):
+        return
     values, step = meter.measure(clock.monotonic()), current.records.step
     # A point without a step would be taken for the first step of the job.
     if values and step is not None:

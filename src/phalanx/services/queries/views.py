@@ -527,8 +527,12 @@ def _position(stored: StoredJob, rows: Sequence[SupervisorRow]) -> ProgressView:
     )
 
 
+_NEWEST_REPORTS = 16
+
+
 def _progress(tx: Tx, stored: StoredJob, rows: Sequence[SupervisorRow]) -> ProgressView:
-    chunks = arrivals.last_chunks(tx, stored.job.num)
+    # Other nodes report as well, and each what it uses: the script's values are not in every report.
+    chunks = arrivals.last_chunks(tx, stored.job.num, num_chunks=_NEWEST_REPORTS, rank=0)
     values: dict[str, float] = {}
     for point in (point for chunk in chunks for point in chunk.points):
         if point.rank == 0:

@@ -138,9 +138,13 @@ def chunk_query(
     return query.order_by(_HERE.id)
 
 
-def last_chunks(tx: Tx, job: int, *, num_chunks: int = 4) -> list[MetricChunk]:
-    """The newest reports of a job, oldest first."""
+def last_chunks(
+    tx: Tx, job: int, *, num_chunks: int = 4, rank: int | None = None
+) -> list[MetricChunk]:
+    """The newest reports of a job, oldest first; with `rank`, those that may have points of it."""
     query = select(metric_chunks).where(_HERE.job == job).order_by(_HERE.last_id.desc())
+    if rank is not None:
+        query = query.where(_HERE.first_rank <= rank, _HERE.last_rank >= rank)
     found: list[MetricChunk] = []
     with tx.conn.execute(query.limit(num_chunks), execution_options=_FEW_AT_A_TIME) as rows:
         for row in rows:
