@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -151,6 +151,17 @@ class ClosableExecutor(Protocol):
 
     def close(self) -> None:
         """End them. What runs continues."""
+
+
+@runtime_checkable
+class ChangeTeller(Protocol):
+    """An executor that tells of changes in its cluster, so that they are noticed before the next poll."""
+
+    def tell(self, changed: Callable[[str], None]) -> None:
+        """Call `changed` with the name of a pool when a supervisor there may have another state.
+
+        It replaces the one before, is called from any thread, and must not wait.
+        """
 
 
 @runtime_checkable

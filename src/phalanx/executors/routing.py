@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from phalanx.core.contract.job import JobContract
@@ -14,6 +14,7 @@ from phalanx.core.scaling.model import PoolDemand, ScalingBounds, ScalingPolicy
 from phalanx.errors import ExecutorUnavailable, LaunchError, Problem
 from phalanx.executors.protocol import (
     AdjustableExecutor,
+    ChangeTeller,
     ClosableExecutor,
     DeviceReporter,
     Executor,
@@ -41,10 +42,19 @@ class RoutedExecutor:
         self._pools, self._shared = dict(pools), shared
         self._last: dict[str, tuple[Node, ...]] = {}
         self._troubled: set[str] = set()
+        self._changed: Callable[[str], None] = lambda pool: None
 
     def add(self, name: str, executor: Executor) -> None:
         """Add a pool."""
         self._pools = {**self._pools, name: executor}
+        self.tell(self._changed)
+
+    def tell(self, changed: Callable[[str], None]) -> None:
+        """See `ChangeTeller`; pools that are added later tell as well."""
+        self._changed = changed
+        for executor in self._pools.values():
+            if isinstance(executor, ChangeTeller):
+                executor.tell(changed)
 
     def drop(self, name: str) -> None:
         """Remove a pool, and end the connections to its cluster. What runs there continues."""

@@ -189,3 +189,14 @@ def test_an_outage_of_the_api_concludes_nothing(rig):
     wait_until(lambda: not unknown())
     assert alive(rig, ref)
     assert rig.num_started(ref) == 1
+
+
+def test_the_end_of_a_pod_is_told_at_once(rig):
+    told = []
+    rig.executor.tell(told.append)
+    ref = start(rig, 1)
+    rig.plane.wait_for(lambda: rig.plane.reports(NodeReadyReport))
+    told.clear()
+    rig.kill_supervisor(ref)
+    wait_until(lambda: told and not alive(rig, ref))
+    assert set(told) == {"kube"}

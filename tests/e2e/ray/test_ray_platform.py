@@ -106,7 +106,7 @@ def test_twenty_killed_raylets(platform, tmp_path):
 
 
 def test_one_world_over_unequal_nodes_recovers_exactly(platform, tmp_path):
-    """Two ranks on one raylet and one on each of two others; a rank is killed."""
+    """Two ranks on one raylet and one on each of two others; a rank is killed, a command is run in two."""
 
     def one_world(out, *flags):
         spec = probe_spec(out, "--epochs=3", "--samples=320", *flags, pool="ray")
@@ -118,6 +118,11 @@ def test_one_world_over_unequal_nodes_recovers_exactly(platform, tmp_path):
     hit, calm, go = tmp_path / "hit", tmp_path / "calm", tmp_path / "go"
     job = one_world(hit, "--step-s=0.5", f"--until={go}")
     platform.wait_steps(5, hit)
+    for rank in (0, 3):
+        entered = platform.run(
+            "exec", job, "--rank", rank, "--", "sh", "-c", "echo $RANK of $WORLD_SIZE"
+        )
+        assert entered.stdout == f"{rank} of 4\n"
     kill(platform.rank_pids(job)[3])
     go.touch()
     view = platform.wait_state(job, "succeeded")

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from phalanx.errors import ExecutorUnavailable
+from phalanx.executors.routing import RoutedExecutor
 from phalanx.kit.clock import ManualClock, SystemClock
 from phalanx.server.loops import steps
 from phalanx.server.loops.runner import ServiceLoop, _wait_s, run_loop
 from phalanx.server.loops.steps import DispatchBatch, planner_pause_s
 from phalanx.server.notifier import Notifier, wait_for
+from phalanx.server.settings import LoopSettings
+from phalanx.services.lifecycle.polling import PolledSupervisors
 from phalanx.services.planning.scheduling import Step
 from phalanx.store.database import Touched
 
@@ -157,3 +160,54 @@ def test_a_cancelled_wait_is_cancelled_even_when_the_event_comes() -> None:
         return task.cancelled()
 
     assert asyncio.run(main())
+
+
+def test_a_pool_that_tells_of_a_change_is_polled_between_the_times_of_all(monkeypatch: Any) -> None:
+    """A storm of changes is polled for a fifth of the time: a poll of 10 ms, then 40 ms of rest."""
+    polls: list[object] = []
+    published: list[tuple[str, ...]] = []
+    here, clock = context(), ManualClock()
+    here.notifier = SimpleNamespace(publish=published.append)
+    here.clock, here.settings = clock, SimpleNamespace(loops=LoopSettings())
+    none = PolledSupervisors((), leaving=False)
+
+    def changed(platform: object, pools: set[str], now: int) -> None:
+        polls.append((now, pools))
+        clock.advance(0.01)
+
+    monkeypatch.setattr(steps, "poll_step", lambda platform, now: polls.append(now) or none)
+    monkeypatch.setattr(steps, "poll_leaving_step", lambda platform, now: none)
+    monkeypatch.setattr(steps, "poll_changed_step", changed)
+    here.platform, ms = SimpleNamespace(), 1000
+    polling, begin = steps.Polling(here, here.platform), clock.now()
+    assert polling.step(begin) == begin + 500 * ms
+    polling.tell("a")
+    polling.tell("b")
+    assert set(published) == {(steps.SUPERVISORS,)}
+    assert polling.step(begin + 10 * ms) == begin + 500 * ms
+    polling.tell("a")
+    assert polling.step(begin + 20 * ms) == begin + 60 * ms  # it rests
+    assert polling.step(begin + 60 * ms) == begin + 500 * ms
+    assert polls == [begin, (begin + 10 * ms, {"a", "b"}), (begin + 60 * ms, {"a"})]
+
+
+def test_an_executor_of_pools_passes_on_what_each_pool_tells() -> None:
+    told: list[str] = []
+    first, later = TellingPool(), TellingPool()
+    pools: Any = {"first": first}
+    routed = RoutedExecutor(pools)
+    routed.tell(told.append)
+    routed.add("later", later)  # type: ignore[arg-type]
+    first.changed("first")
+    later.changed("later")
+    assert told == ["first", "later"]
+
+
+class TellingPool:
+    """A pool of which a test says when something has changed."""
+
+    def __init__(self) -> None:
+        self.changed: Callable[[str], None] = lambda pool: None
+
+    def tell(self, changed: Callable[[str], None]) -> None:
+        self.changed = changed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pydantic import ValidationError
@@ -64,8 +64,14 @@ class KubernetesExecutor:
         self._home, self._pool, self._owner = home, pool, owner
         self._client = KubernetesClient(access)
         self._notes = PodNotes(home)
+        self._changed: Callable[[str], None] = lambda pool: None
         self._nodes = Reflector(self._client, "/api/v1/nodes", trim=_node_parts)
-        self._pods = Reflector(self._client, *_own_pods(pool, owner), trim=PodParts(owner))
+        self._pods = Reflector(
+            self._client,
+            *_own_pods(pool, owner),
+            trim=PodParts(owner),
+            changed=lambda: self._changed(pool.name),
+        )
         self._slices = Reflector(
             self._client, dynamic_resources.PATH, trim=dynamic_resources.slice_parts
         )
@@ -85,19 +91,14 @@ class KubernetesExecutor:
         """Whether the cluster answers within this time."""
         return self._nodes.wait_ready(timeout_s) and self._pods.wait_ready(timeout_s)
 
+    def tell(self, changed: Callable[[str], None]) -> None:
+        """See `ChangeTeller`."""
+        self._changed = changed
+
     def check_devices(self) -> None:
         """Raise ServerError where only a driver of dynamic resources serves the GPUs of the pool."""
         self._slices.wait_answer(_SLICES_S)
-        try:
-            served, with_slots = served_by_drivers(
-                self._pool, self._nodes.read(), _drivers(self._slices)
-            )
-        except ExecutorUnavailable:
-            return  # its nodes are closed where that is so
-        said = dynamic_resources.refusal(self._pool.name, served, with_slots)
-        if said:
-            hint = "install a device plugin, let the driver offer extended resources, or write `slot: cpu`"
-            raise ServerError(said, hint)
+        _check_devices(self._pool, self._nodes, self._slices)
 
     def inventory(self) -> Sequence[Node]:
         """The nodes of the pool that have slots. Raises ExecutorUnavailable."""
@@ -348,6 +349,20 @@ class KubernetesExecutor:
                 delete(self._client, kueue.path_of(note.namespace, note.anchor), {})
             delete(self._client, names.path("secrets", note.anchor), {})
             delete(self._client, names.path("configmaps", note.anchor), {})
+
+
+def _check_devices(pool: KubernetesPool, nodes: Reflector, slices: Reflector) -> None:
+    """See `KubernetesExecutor.check_devices`."""
+    try:
+        served, with_slots = served_by_drivers(pool, nodes.read(), _drivers(slices))
+    except ExecutorUnavailable:
+        return  # its nodes are closed where that is so
+    said = dynamic_resources.refusal(pool.name, served, with_slots)
+    if said:
+        hint = (
+            "install a device plugin, let the driver offer extended resources, or write `slot: cpu`"
+        )
+        raise ServerError(said, hint)
 
 
 def _drivers(slices: Reflector) -> dict[str, str]:

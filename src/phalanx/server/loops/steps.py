@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
+from phalanx.executors.protocol import ChangeTeller
 from phalanx.kit.text import random_hex
 from phalanx.server.context import Context
 from phalanx.server.loops.runner import ServiceLoop
@@ -15,7 +16,7 @@ from phalanx.services.cost.budgets import budgets_step
 from phalanx.services.cost.report import fold_step, storage_step
 from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
-from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
+from phalanx.services.lifecycle.polling import poll_changed_step, poll_leaving_step, poll_step
 from phalanx.services.lifecycle.requests import timers_step
 from phalanx.services.metrics.folding import FoldingProgress, metrics_step
 from phalanx.services.planning.draining import draining_step
@@ -47,6 +48,10 @@ _MAX_PAUSE_FACTOR = 4.0
 _SPARE_FACTOR, _MAX_SPARE_S = 20.0, 1.0
 _FEW_COMMANDS, _MANY_COMMANDS = 16, 512
 _STEP_S = 0.5
+SUPERVISORS = "supervisors"
+"""The topic that a pool publishes when the state of a supervisor may have changed there."""
+# After a poll for changes, the next one waits for so many times its duration.
+_REST_AFTER_TOLD = 4.0
 CLOCK_TICK_S = 5.0
 _BUDGETS_TICK_S = 30.0
 # Beside the due times: a clock that is set forward is noticed after this time.
@@ -124,21 +129,51 @@ class _Dispatching:
 
 
 @dataclass(slots=True)
-class _Polling:
-    """Polls all supervisors at times, and those that are expected to leave more often."""
+class Polling:
+    """Polls all supervisors at times, those that are expected to leave more often.
 
+    Pools with a `ChangeTeller` are polled when something has changed there.
+    """
+
+    context: Context
     platform: Platform
-    ticks: LoopSettings
     full_due: int = 0
+    told_due: int = 0
+    told: set[str] = field(default_factory=set)  # pools; filled by other threads
+
+    def tell(self, pool: str) -> None:
+        """Poll a pool soon. From any thread."""
+        self.told.add(pool)
+        self.context.notifier.publish((SUPERVISORS,))
 
     def step(self, now: int) -> int | None:
+        """One step; returns when the next one is due."""
+        ticks = self.context.settings.loops
         if now >= self.full_due:
-            self.full_due = now + _us_of(self.ticks.poll_tick_s)
+            self.full_due = now + _us_of(ticks.poll_tick_s)
+            self.told.clear()
             polled = poll_step(self.platform, now)
         else:
+            if now >= self.told_due:
+                self._poll_told(now)
             polled = poll_leaving_step(self.platform, now)
-        soon = now + _us_of(self.ticks.leaving_tick_s)
-        return min(soon, self.full_due) if polled.leaving else self.full_due
+        due = [self.full_due]
+        if polled.leaving:
+            due.append(now + _us_of(ticks.leaving_tick_s))
+        if self.told:
+            due.append(self.told_due)
+        return min(due)
+
+    def _poll_told(self, now: int) -> None:
+        """Poll what was told; in a storm of changes that takes a share of the time, not all of it."""
+        pools = set()
+        while self.told:
+            pools.add(self.told.pop())
+        if pools:
+            began = self.context.clock.monotonic()
+            poll_changed_step(self.platform, pools, now)
+            took_s = self.context.clock.monotonic() - began
+            self.told_due = now + _us_of(took_s * (1 + _REST_AFTER_TOLD))
 
 
 def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
@@ -148,7 +183,9 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
     """
     ticks, me = context.settings.loops, context.leadership.me
     owner = LeaseOwner(owner="embedded" if me is None else me.id, token=random_hex(16))
-    schedule = _Scheduling(context, platform)
+    schedule, polling = _Scheduling(context, platform), Polling(context, platform)
+    if isinstance(platform.executor, ChangeTeller):
+        platform.executor.tell(polling.tell)
     dispatch = _Dispatching(context, platform, owner).step
 
     def drain(now: int) -> int | None:
@@ -176,7 +213,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         ),
         *_study_loops(platform, ticks),
         ServiceLoop("budgets", spend, (BUDGETS,), _BUDGETS_TICK_S),
-        ServiceLoop("polling", _Polling(platform, ticks).step, (LEAVING,), ticks.poll_tick_s),
+        ServiceLoop("polling", polling.step, (LEAVING, SUPERVISORS), ticks.poll_tick_s),
         ServiceLoop("draining", drain, (), ticks.draining_tick_s),
         ServiceLoop("scaling", scale, (SCALING,), ticks.scaling_tick_s),
         _anomaly_loop(context, platform),

@@ -6,7 +6,7 @@ supervisor wrote but never reported is applied first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from phalanx.core.jobs.events import JobEvent, LaunchFailed, NodeLost, NodeReleased
@@ -44,6 +44,14 @@ def poll_step(platform: Platform, now: int) -> PolledSupervisors:
         platform.executor.poll(())
         return polled
     return _ask(platform, polled, now)
+
+
+def poll_changed_step(platform: Platform, pools: Collection[str], now: int) -> None:
+    """`poll_step` for the supervisors of some pools, which told that something has changed."""
+    polled = platform.store.view(lambda tx: supervisors_to_poll(tx, platform.scheduler_cache))
+    refs = tuple(ref for ref in polled.refs if ref.pool in pools)
+    if refs:
+        _ask(platform, PolledSupervisors(refs, False), now)
 
 
 def poll_leaving_step(platform: Platform, now: int) -> PolledSupervisors:
