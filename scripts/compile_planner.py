@@ -7,8 +7,9 @@ The sources stay as they are: a copy of `src` with the compiled modules in it li
 listed in pyproject.toml under `tool.phalanx.compiled`; the C compiler runs again only when the planner,
 the simulator, or what they import has changed. A copy is kept only if it decides as Python does: a part
 of the benchmark's stream, streams at the limits of users and slot types, and a small simulation of every
-policy are compared to the last digit. Exit code
-3: no C compiler, or no mypyc; 1: it could not be compiled, or decides otherwise.
+policy are compared to the last digit. `--quick` compiles without optimization and compares nothing: for
+the tests, which compare more. Exit code 3: no C compiler, or no mypyc; 1: it could not be compiled, or
+decides otherwise.
 """
 
 from __future__ import annotations
@@ -52,20 +53,22 @@ def missing() -> str:
     return ""
 
 
-def compiled() -> Path:
+def compiled(*, quick: bool = False) -> Path:
     """The folder whose `phalanx` is this checkout's with the planner compiled; made if it is not there."""
-    source = ROOT / "src" / "phalanx"
-    tree = KEPT / f"tree-{_digest(source.rglob('*.py'))}"
+    source, kind = ROOT / "src" / "phalanx", "quick-" if quick else ""
+    tree = KEPT / f"{kind}tree-{_digest(source.rglob('*.py'))}"
     if not tree.exists():
-        native = KEPT / f"native-{_digest(p for glob in TYPES_FROM for p in source.glob(glob))}"
+        types = (path for glob in TYPES_FROM for path in source.glob(glob))
+        native = KEPT / f"{kind}native-{_digest(types)}"
         if not native.exists():
-            _compile(native)
+            _compile(native, quick)
         fresh = _scratch()
         shutil.copytree(ROOT / "src", fresh, ignore=_not_python, dirs_exist_ok=True)
         shutil.copytree(native, fresh, dirs_exist_ok=True)
-        _compare(fresh)
+        if not quick:
+            _compare(fresh)
         _keep(fresh, tree)
-        _forget_others(tree, native)
+        _forget_others(kind, tree, native)
     return tree
 
 
@@ -77,13 +80,13 @@ def _digest(paths: Iterable[Path]) -> str:
     return told.hexdigest()[:16]
 
 
-def _compile(native: Path) -> None:
+def _compile(native: Path, quick: bool) -> None:
     print("compiling the planner with mypyc: this takes some minutes", file=sys.stderr, flush=True)
     here = _scratch()
     shutil.copytree(ROOT / "src", here / "src", ignore=_not_python)
     for name in (*BUILD_FILES, "README.md", "LICENSE"):
         shutil.copy(ROOT / name, here / name)
-    asked = {**os.environ, "PHALANX_COMPILE": "1"}
+    asked = {**os.environ, "PHALANX_COMPILE": "quick" if quick else "1"}
     words = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     done = subprocess.run(words, cwd=here, env=asked, capture_output=True, text=True)
     found = sorted((here / "src").rglob("*.so")) + sorted((here / "src").rglob("*.pyd"))
@@ -141,9 +144,9 @@ def _not_python(_: str, names: list[str]) -> list[str]:
     return [name for name in names if name == "__pycache__" or name.endswith((".so", ".egg-info"))]
 
 
-def _forget_others(*kept: Path) -> None:
+def _forget_others(kind: str, *kept: Path) -> None:
     for path in KEPT.iterdir():
-        if path not in kept and path.name.startswith(("tree-", "native-")):
+        if path not in kept and path.name.startswith((f"{kind}tree-", f"{kind}native-")):
             shutil.rmtree(path)
 
 
@@ -152,7 +155,7 @@ def main() -> int:
     if why_not:
         print(f"the planner stays Python: {why_not}", file=sys.stderr)
         return NOT_POSSIBLE
-    print(compiled())
+    print(compiled(quick="--quick" in sys.argv[1:]))
     return 0
 
 

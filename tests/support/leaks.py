@@ -23,6 +23,8 @@ LIBRARY_THREADS = (
 LIBRARY_FILES = ("/dev/", "anon_inode:", "/proc/", "/sys/", "/usr/", "pipe:", "socket:")
 #: Variables that pytest and libraries set themselves.
 LIBRARY_VARIABLES = ("PYTEST_", "TORCHINDUCTOR_", "KMP_", "TRITON_", "TORCH_", "COLUMNS", "LINES")
+#: Processes that serve all tests of this one, by words of their commands.
+LASTING_PROCESSES = ("resource_tracker", "verbs_of_tests")
 GRACE_S = 10.0
 
 
@@ -92,7 +94,9 @@ def _children() -> frozenset[int]:
             continue  # the thread has ended
     # A process without a command line is a zombie: mostly an orphan that this process inherited.
     return frozenset(
-        pid for pid in found if (command := _command(pid)) and "resource_tracker" not in command
+        pid
+        for pid in found
+        if (command := _command(pid)) and not any(one in command for one in LASTING_PROCESSES)
     )
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from e2e.platform.harness import BIN
+from support.verbs import run_verb
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -33,10 +34,9 @@ class Home:
         )  # fmt: skip
 
     def run(self, *words: str) -> tuple[int, str, str]:
-        child = self.verb(*words)
-        out, err = child.communicate(timeout=300)
-        assert "Traceback" not in err, err
-        return child.returncode, out, err
+        done = run_verb(words, self.env, self.root, 300)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stdout, done.stderr
 
     def servers(self) -> list[psutil.Process]:
         """Control planes of this home, whoever started them."""

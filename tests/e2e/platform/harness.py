@@ -18,6 +18,7 @@ import pytest
 from phalanx.kit.text import parse_job_label
 from phalanx.schemas.api.jobs import JobView
 from phalanx.sdk import PhalanxClient
+from support.verbs import run_verb
 from support.waiting import wait_until
 
 BIN = Path(sys.executable).parent
@@ -83,14 +84,7 @@ class Platform:
 
     def run(self, *args: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         """One verb, to its end."""
-        done = subprocess.run(
-            [BIN / "phalanx", *map(str, args)],
-            env=self.env,
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            timeout=GUARD_S * 2,
-        )
+        done = run_verb(args, self.env, self.root, GUARD_S * 2)
         if check and done.returncode != 0:
             raise AssertionError(f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done

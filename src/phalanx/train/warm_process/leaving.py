@@ -6,6 +6,7 @@ waits for its threads, runs its exit functions, drops what its script made, clos
 
 from __future__ import annotations
 
+import _io
 import atexit
 import contextlib
 import ctypes
@@ -63,7 +64,9 @@ def _drop_modules(before: Collection[str]) -> None:
 
 def _close_files() -> None:
     """Close files that are still open, those that wrap another one first, so that nothing is lost."""
-    kinds = (io.TextIOWrapper, io.BufferedIOBase)
+    # Types of the interpreter, not the abstract class above them, which asks an object for its class: a
+    # class of the script that is its own class, as some of h11 are, has ended halfway and has none left.
+    kinds = (io.TextIOWrapper, _io._BufferedIOBase)
     files = [one for one in gc.get_objects() if isinstance(one, kinds)]
     streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
     standard = {id(one) for stream in streams for one in (stream, getattr(stream, "buffer", None))}

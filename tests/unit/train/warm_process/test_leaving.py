@@ -65,6 +65,21 @@ session = Session()
     assert ending(script, tmp_path)[1] == "closed"
 
 
+def test_a_class_that_is_its_own_class_does_not_fail_the_end(tmp_path: Path):
+    """As in h11, which httpx imports with its first connection."""
+    script = """
+class Sentinel(type):
+    def __new__(cls, name, bases, namespace):
+        made = super().__new__(cls, name, bases, namespace)
+        made.__class__ = made
+        return made
+class CLIENT(Sentinel, metaclass=Sentinel):
+    pass
+print("said", end="")
+"""
+    assert ending(script, tmp_path) == (0, "said", "")
+
+
 @pytest.mark.parametrize(
     ("code", "number", "said"),
     [("3", 3, ""), ("None", 0, ""), ("'why'", 1, "why\n"), ("-1", 255, ""), ("True", 1, "")],
