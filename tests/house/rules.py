@@ -30,6 +30,7 @@ MAX_FORMAT_SKIPS = 20
 #: Files under MIN_FILE lines, each with the reason for which it is a file of its own.
 SHORT_FILES: dict[str, str] = {
     "services/workflow/arrays.py": "the turns of arrays know nothing of dependencies",
+    "store/schema/logs.py": "one table; the store of logs is above it, a migration beside it",
     "store/workflow/arrays.py": "the rows of turns know nothing of those of dependencies",
     "core/search/rungs/arrival.py": "the rules of promotion and of stopping both stand on it",
     "schemas/frameworks.py": "reads entry points; supervisors import it without the models of the spec",

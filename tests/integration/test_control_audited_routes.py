@@ -405,6 +405,7 @@ def test_a_revoked_token_and_an_ended_session_leave_one_entry_each(rig: Rig) -> 
 READS = {
     ("GET", "/api/v1/jobs/{num}/checkpoints"),
     ("GET", "/api/v1/jobs/{num}/logs"),
+    ("GET", "/api/v1/jobs/{num}/logs/search"),
     ("GET", "/api/v1/jobs/{num}/profiles"),
     ("GET", "/api/v1/jobs/{num}/provenance"),
     ("GET", "/api/v1/jobs/{num}/provenance/diff"),

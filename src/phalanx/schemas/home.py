@@ -89,6 +89,11 @@ class HomeLayout:
         return self.root / "data"
 
     @property
+    def logs_dir(self) -> Path:
+        """Packed output: `<logs_dir>/<job label>/<name>`."""
+        return self.root / "logs"
+
+    @property
     def checkpoints_dir(self) -> Path:
         """The default checkpoint store: `<checkpoints_dir>/<project>/<job label>/step-…`."""
         return self.root / "checkpoints"

@@ -25,7 +25,9 @@ from phalanx.schemas.api.jobs import (
 from phalanx.schemas.api.provenance import ProvenanceDiffView, ProvenanceView
 from phalanx.schemas.api.telemetry import (
     CurvesView,
+    LevelName,
     LogPage,
+    LogSearchPage,
     MetricsView,
     PostedPoint,
     PostMetricsRequest,
@@ -184,6 +186,28 @@ class JobCalls(Transport):
             "role": role,
         }
         return self._get(f"{V1}/jobs/{num}/logs", LogPage, params, wait_s)
+
+    def search_logs(  # noqa: PLR0913
+        self,
+        num: int,
+        *,
+        text: str | None = None,
+        regex: str | None = None,
+        level: LevelName | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        ranks: Sequence[int] = (),
+        stream: Literal["out", "err"] | None = None,
+        role: str | None = None,
+        limit: int = 200,
+        cursor: str | None = None,
+    ) -> LogSearchPage:
+        """Stored lines that meet all conditions, from `cursor` on; `limit` 0 only counts."""
+        params: dict[str, Any] = {"text": text, "regex": regex, "level": level}
+        params |= {"since": _query_value(since), "until": _query_value(until)}
+        params |= {"rank": list(ranks), "stream": stream, "role": role}
+        params |= {"limit": limit, "cursor": cursor}
+        return self._get(f"{V1}/jobs/{num}/logs/search", LogSearchPage, params)
 
     def metrics(
         self,

@@ -39,9 +39,11 @@ from phalanx.kit.text import nearest
 from phalanx.kit.units import parse_duration, parse_size
 from phalanx.launch.linux import replace_environment
 from phalanx.launch.tls.trust import read_ca
+from phalanx.schemas.home import HomeLayout
 from phalanx.services.cost.anomalies import AnomalyConfig
 from phalanx.services.login.provider import LoginConfig, is_protected
 from phalanx.services.objects.code_archives import CodeArchives
+from phalanx.services.objects.log_files import LogFiles
 from phalanx.services.secret_managers.mounted_files import MountedFiles
 from phalanx.services.secret_managers.vault import VaultConfig, file_or_value
 from phalanx.store.secrets.envelope import GivenKeys, KeyWrapper
@@ -282,6 +284,7 @@ class LoopSettings(SettingsGroup):
         description="Duration of a step after which a leader gives up its lease, where another replica can "
         "lead: it waits for an executor that does not answer.",
     )
+    logs_tick_s: float = Field(default=5.0, gt=0, description="Packing of output that has arrived.")
     leaving_tick_s: float = Field(
         default=0.02, gt=0, description="State of supervisors that are leaving."
     )
@@ -445,8 +448,9 @@ class StorageSettings(SettingsGroup):
 
     objects: str | None = Field(
         default=None,
-        description="Object store of code archives, `s3://bucket/prefix`, with credentials from the "
-        "environment: every control plane serves them, and the home is a cache. Absent: the home.",
+        description="Object store of code archives and of packed output, `s3://bucket/prefix`, with "
+        "credentials from the environment: every control plane serves them, and the home is a cache of "
+        "code. Absent: the home.",
     )
 
     @field_validator("objects")
@@ -459,6 +463,11 @@ class StorageSettings(SettingsGroup):
         if self.objects is None:
             return None
         return CodeArchives(self.objects, dict(os.environ))  # noqa: TID251 - credentials of the store
+
+    def log_files(self, home: HomeLayout) -> LogFiles:
+        """The files of packed output, with the credentials of this process."""
+        environ = {} if self.objects is None else dict(os.environ)  # noqa: TID251
+        return LogFiles(home.logs_dir, self.objects, environ)
 
 
 class MetricsSettings(SettingsGroup):

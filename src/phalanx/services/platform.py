@@ -22,6 +22,7 @@ from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.caches.scheduler_cache import SchedulerCache
 from phalanx.services.caches.study_cache import StudyCache
 from phalanx.services.objects.code_archives import CodeArchives
+from phalanx.services.objects.log_files import LogFiles
 from phalanx.services.secret_managers.references import SecretSources
 from phalanx.store import planning
 from phalanx.store.database import Store
@@ -105,6 +106,7 @@ class Platform:
     managers: SecretSources = field(default_factory=SecretSources, compare=False)  # of secrets
     base_env: Mapping[str, str] = field(default_factory=dict)  # base environment of `submit` jobs
     code_archives: CodeArchives | None = None  # code in an object store; None: in the home alone
+    log_store: LogFiles | None = None  # files of packed output; None: in the home
     contact_lost_after_s: float = 480.0  # silence before a supervisor is lost
     log_limit: int | None = None  # bytes of output stored of one job; None: any number
     retention: RetentionRules = field(default_factory=RetentionRules)  # periods by default
@@ -130,6 +132,11 @@ class Platform:
     def secret_keys(self) -> KeyWrapper:
         """The master keys of secrets."""
         return self.given_keys or HomeKeys(self.home.secrets_key_file)
+
+    @property
+    def log_files(self) -> LogFiles:
+        """The files of packed output."""
+        return self.log_store or LogFiles(self.home.logs_dir)
 
     def cluster(self) -> tuple[Node, ...]:
         """The nodes as jobs see them now. Raises ExecutorUnavailable."""

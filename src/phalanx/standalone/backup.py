@@ -1,7 +1,7 @@
 """`python -m phalanx.standalone.backup --home H backup|restore FOLDER`: copies of database and keys.
 
 A backup may be made while the control plane runs and jobs are submitted: SQLite copies a consistent state.
-Checkpoints, code and logs in files are not part of it.
+Packed output is copied too. Checkpoints, code and the supervisors' log files are not part of it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ def back_up(home: HomeLayout, target: Path) -> dict[str, object]:
         for name in _FOLDERS:
             if (home.root / name).is_dir():
                 shutil.copytree(home.root / name, partial / name)
+        # After the database: the files of every pack that the copy names exist by then.
+        _copy_packs(home, partial)
         about |= {"version": __version__, "home": str(home.root)}
         about["at"] = to_rfc3339(SystemClock().now())
         write_file(partial / _ABOUT, json.dumps(about, indent=2).encode())
@@ -63,6 +65,15 @@ def back_up(home: HomeLayout, target: Path) -> dict[str, object]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return about
+
+
+def _copy_packs(home: HomeLayout, target: Path) -> None:
+    """Copy packed output into another home or backup; what retention deletes meanwhile is left out."""
+    for path in sorted(home.logs_dir.glob("*/*")):
+        to = HomeLayout(target).logs_dir / path.parent.name / path.name
+        to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            write_file(to, path.read_bytes())
 
 
 def _copy_database(source: Path, target: Path) -> dict[str, object]:
@@ -102,6 +113,8 @@ def restore(source: Path, root: Path, *, force: bool) -> Path | None:
             if (source / name).is_dir():
                 shutil.rmtree(home.root / name, ignore_errors=True)
                 shutil.copytree(source / name, home.root / name)
+        # Packs have names of their own: those of an earlier database stay with it.
+        _copy_packs(HomeLayout(source), home.root)
         write_file(home.database_file, (source / _DATABASE).read_bytes())
     finally:
         lock.release()

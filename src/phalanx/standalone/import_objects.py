@@ -1,4 +1,4 @@
-"""Copy checkpoints, code archives and traces of a home into an object store, each verified by its digest.
+"""Copy checkpoints, code archives, packed output and traces of a home into an object store, each verified.
 
 A copy that was interrupted goes on where it stopped: `import-objects.jsonl` in the home has a line for
 each file that has been read back and compared. Nothing in the home is deleted.
@@ -19,7 +19,7 @@ from phalanx.schemas.home import HomeLayout
 from phalanx.services.objects.code_archives import CodeArchives
 
 _BLOCK_BYTES = 1 << 20
-CHECKPOINTS, CODE, PROFILES = "checkpoints", "code", "profiles"
+CHECKPOINTS, CODE, PROFILES, LOGS = "checkpoints", "code", "profiles", "logs"
 Say = Callable[[str], None]
 
 
@@ -53,7 +53,7 @@ class ObjectImport:
 
     def run(self) -> list[CopiedKind]:
         """Copy everything. Raises StoreCorrupt where what is read back differs, and what a store raises."""
-        return [self._checkpoints(), self._code(), self._profiles()]
+        return [self._checkpoints(), self._code(), self._profiles(), self._logs()]
 
     def _checkpoints(self) -> CopiedKind:
         done = CopiedKind(CHECKPOINTS)
@@ -86,6 +86,13 @@ class ObjectImport:
         root = self._home.checkpoints_dir
         for path in sorted(root.glob("*/*/**/profiles/*.trace.json.gz")):
             name = path.relative_to(root).as_posix()
+            self._one(done, path, lambda path=path, name=name: _plain(path, store, name))  # type: ignore[misc]
+        return done
+
+    def _logs(self) -> CopiedKind:
+        done, store = CopiedKind(LOGS), self._opened(LOGS)
+        for path in sorted(self._home.logs_dir.glob("*/*")):
+            name = f"{path.parent.name}/{path.name}"
             self._one(done, path, lambda path=path, name=name: _plain(path, store, name))  # type: ignore[misc]
         return done
 

@@ -384,8 +384,21 @@ log_streams = Table(
     # Bytes up to here were received once, whether or not they are still stored.
     Column("received", BigInteger, nullable=False),
     Column("size", BigInteger),  # all that the rank wrote; NULL: not known, or all was received
+    # Of what was said with the size: its place in the order of arrival (0: nothing was), its time, and
+    # bytes that were lost before it.
+    Column("end_id", BigInteger, nullable=False, server_default=text("0")),
+    Column("end_at", BigInteger, nullable=False, server_default=text("0")),
+    Column("end_lost", BigInteger, nullable=False, server_default=text("0")),
     # Bytes before this offset were deleted because of their age.
     Column("expired", BigInteger, nullable=False, server_default=text("0")),
+    # Bytes before this offset are in packs, as far as they are stored.
+    Column("packed", BigInteger, nullable=False, server_default=text("0")),
+    # Bytes between these offsets were deleted because of the job's limit, and with them the mention of
+    # bytes that were lost before.
+    Column("cut_begin", BigInteger, nullable=False, server_default=text("0")),
+    Column("cut_end", BigInteger, nullable=False, server_default=text("0")),
+    Column("cut_lost", BigInteger, nullable=False, server_default=text("0")),
+    Index(None, "job", "end_id"),
 )
 
 log_volumes = Table(
@@ -393,9 +406,13 @@ log_volumes = Table(
     metadata,
     _key("job"),
     Column("stored_bytes", BigInteger, nullable=False),
-    Column(
-        "head_id", BigInteger, nullable=False
-    ),  # segments up to here are the protected beginning
+    # Segments up to `head_id` are the protected beginning. Those behind it up to `cut_id` were deleted
+    # because of the job's limit: one range, for the beginning does not grow any more then.
+    Column("head_id", BigInteger, nullable=False),
+    Column("cut_id", BigInteger, nullable=False, server_default=text("0")),
+    Column("cut_at", BigInteger, nullable=False, server_default=text("0")),
+    Column("loose_bytes", BigInteger, nullable=False, server_default=text("0")),  # in no pack
+    Column("newest_at", BigInteger, nullable=False, server_default=text("0")),  # of its segments
 )
 
 # Tokens with scopes, and sessions of browsers. The token of the home is in none.

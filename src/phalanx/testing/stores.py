@@ -21,6 +21,7 @@ from phalanx.core.gang.placement import GangShape
 from phalanx.core.jobs.events import JobEvent, StopRequested, Submitted
 from phalanx.core.jobs.machine import create, decide, rebuild
 from phalanx.core.jobs.model import Job, JobPolicy, JobState, KillAttempt, LaunchAttempt, StopGoal
+from phalanx.core.logs.segments import LogSegment
 from phalanx.core.training.ledger import Consumed
 from phalanx.errors import LeaseLost, NotFound, StaleRow
 from phalanx.store import Store, Tx, events, jobs, lineage, outbox, planning, supervisors, telemetry
@@ -34,7 +35,6 @@ from phalanx.store.metrics import arrivals, folding
 from phalanx.store.metrics.curves import CurveQuery, curves
 from phalanx.store.planning import StoredPolicy
 from phalanx.store.tables import jobs as jobs_table
-from phalanx.store.telemetry import LogSegment
 
 Reopen = Callable[[], Store]
 NOW = 1_700_000_000_000_000

@@ -76,6 +76,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "events": lambda c: c.events(1, after=3),
     "history": lambda c: list(c.history(1)),
     "logs": lambda c: c.logs(1, ranks=(0,), stream="err", tail=5),
+    "search_logs": lambda c: c.search_logs(1, text="x", since=AT, ranks=(0,)),
     "metrics": lambda c: c.metrics(1, names=("loss",)),
     "compare_metrics": lambda c: c.compare_metrics([1, 2], ["loss"], reduce="mean"),
     "post_metrics": lambda c: c.post_metrics(1, [], rank=2),

@@ -47,7 +47,7 @@ def test_a_cursor_from_outside_reads_no_more_than_a_line_may_have(tmp_path):
         start, found = store.view(
             lambda tx: line_start(tx, 1, (1, 0, 0, "out"), start=0, up_to=1 << 40)
         )
-        assert start == 0 and 4 << 20 < len(found) <= 5 << 20
+        assert start == 0 and 4 << 20 <= len(found) <= 5 << 20
         start, found = store.view(
             lambda tx: line_start(tx, 1, (1, 0, 0, "out"), start=(11 << 20) + 5, up_to=1 << 40)
         )

@@ -21,6 +21,11 @@ ShortText = Annotated[str, Field(max_length=200)]
 _LAST_US = 253_402_300_799_999_999
 
 
+def us_of(at: datetime) -> int:
+    """A time of the API as integer microseconds UTC."""
+    return round(at.timestamp() * 1_000_000)
+
+
 def at_of(at_us: int) -> datetime:
     """Integer microseconds UTC as a time of the API, from 1970 to 9999.
 

@@ -16,11 +16,12 @@ class LogGap(ResponseBody):
     """Output that is not stored. `begin` and `end` are offsets in the stream; None: it was in no file.
 
     Causes: `lost` (the node could not write it to its disk), `limit` (more than is stored of one job),
-    `expired` (older than the retention allows), `unsent` (its supervisor ended before it was sent).
+    `expired` (older than the retention allows), `unsent` (its supervisor ended before it was sent),
+    `unreadable` (the file that it was packed into was deleted or is damaged).
     """
 
     num_bytes: int
-    cause: Literal["lost", "limit", "expired", "unsent"]
+    cause: Literal["lost", "limit", "expired", "unsent", "unreadable"]
     begin: int | None = None
     end: int | None = None
 
@@ -55,6 +56,36 @@ class LogPage(ResponseBody):
     lines: list[LogLine]
     cursor: str
     done: bool
+
+
+LevelName = Literal["debug", "info", "warning", "error", "critical"]
+"""The level of a line of output, as loggers name it."""
+
+
+class MatchingLine(LogLine):
+    """A line that a search has found, as a terminal shows it; `level` is the first that it names.
+
+    A line of more than 64 KiB is cut, and `partial`.
+    """
+
+    level: LevelName | None = None
+
+
+class LogSearchPage(ResponseBody):
+    """Lines that match, in the order of arrival, and how many do behind the cursor of the request.
+
+    With `exact` false the search stopped before the end of the output: `count` lines match at least, and
+    `searched` is the share of the stored output before the place where it stopped. `cursor` continues;
+    None: there are no more lines. `unreadable_bytes` of output are in files that were deleted or are
+    damaged: lines in them are not counted, and the count is not exact.
+    """
+
+    lines: list[MatchingLine]
+    count: int
+    exact: bool
+    searched: float
+    cursor: str | None
+    unreadable_bytes: int = 0
 
 
 class LivePoint(ResponseBody):

@@ -18,6 +18,7 @@ from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_changed_step, poll_leaving_step, poll_step
 from phalanx.services.lifecycle.requests import timers_step
+from phalanx.services.logs.packing import logs_step
 from phalanx.services.metrics.folding import FoldingProgress, metrics_step
 from phalanx.services.planning.draining import draining_step
 from phalanx.services.planning.scaling import scaling_step
@@ -218,6 +219,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         ServiceLoop("scaling", scale, (SCALING,), ticks.scaling_tick_s),
         _anomaly_loop(context, platform),
         _metrics_loop(platform, ticks),
+        _logs_loop(platform, ticks),
         *_retention_loops(context, platform),
     )
 
@@ -243,6 +245,15 @@ def _metrics_loop(platform: Platform, ticks: LoopSettings) -> ServiceLoop:
         return now if metrics_step(platform, progress, now) else None
 
     return ServiceLoop("metrics", fold, (), ticks.metrics_tick_s, needed=False)
+
+
+def _logs_loop(platform: Platform, ticks: LoopSettings) -> ServiceLoop:
+    """Packing of output."""
+
+    def pack(now: int) -> int | None:
+        return now if logs_step(platform, now) else None
+
+    return ServiceLoop("logs", pack, (), ticks.logs_tick_s, needed=False)
 
 
 def _study_loops(platform: Platform, ticks: LoopSettings) -> tuple[ServiceLoop, ServiceLoop]:

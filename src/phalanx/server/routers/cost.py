@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Response
@@ -12,6 +11,7 @@ from phalanx.core.cost.anomaly_life import LIVE, AnomalyState
 from phalanx.core.cost.budgets import BudgetScope
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import NotFound
+from phalanx.schemas.api.body import us_of
 from phalanx.schemas.api.cost import AdviceView, BudgetView, CostReport, SetBudgetRequest
 from phalanx.schemas.api.cost_prices import PriceView, SetPricesRequest
 from phalanx.schemas.api.money.anomalies import AnomalyView
@@ -51,16 +51,12 @@ def get_cost(  # noqa: PLR0913
 
     `since` and `until` are taken as whole days (UTC); the day of `until` is included.
     """
-    last = None if until is None else day_of(_us(until)) + 86_400_000_000
-    first = None if since is None else day_of(_us(since))
+    last = None if until is None else day_of(us_of(until)) + 86_400_000_000
+    first = None if since is None else day_of(us_of(since))
     wanted = CostFilter(
         first, last, project, user, pool, study, job, caller.projects(Permission.JOBS_READ)
     )
     return cost_report(here.platform, by, wanted, here.clock.now(), limit=limit)
-
-
-def _us(at: datetime) -> int:
-    return round(at.timestamp() * 1_000_000)
 
 
 Scope = Annotated[BudgetScope, Path(description="project, user or job.")]

@@ -14,6 +14,7 @@ from phalanx.core.cost.prices import NANO
 from phalanx.core.jobs.model import StopGoal
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import UserError
+from phalanx.schemas.api.body import us_of
 from phalanx.schemas.api.jobs import (
     SAME_NAMES,
     BatchRequest,
@@ -149,7 +150,7 @@ _ARCHIVED = {"exclude": False, "only": True, "include": None}
 
 
 def _micros(at: datetime | None) -> int | None:
-    return None if at is None else round(at.timestamp() * 1_000_000)
+    return None if at is None else us_of(at)
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -5,23 +5,30 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import AwareDatetime
 
 from phalanx.core.curves import Reduce
+from phalanx.core.logs.levels import parse_level
 from phalanx.core.tenancy.roles import Permission
+from phalanx.schemas.api.body import us_of
 from phalanx.schemas.api.telemetry import (
     CurvesView,
+    LevelName,
     LogPage,
+    LogSearchPage,
     MetricsView,
     PostMetricsRequest,
     StopAnswer,
     TrainerStatusRequest,
 )
 from phalanx.server.access import ATTEMPT, Of, bearer_token, needs
-from phalanx.server.context import By, Here, Threads
+from phalanx.server.context import By, Here, Threads, in_thread
 from phalanx.server.observe.exposition import Exposition
 from phalanx.server.strict_requests import JobNum, Ranks, SearchText, StrictRoute, Texts, Wait
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.posted_metrics import post_metrics, posted_points, trainer_status
+from phalanx.services.logs.search import MAX_PATTERN, LogSearch, SearchLimits
+from phalanx.services.queries.log_search import search_logs
 from phalanx.services.queries.logs import LogQuery, read_logs
 from phalanx.services.queries.metrics import compare_metrics, curves_json, read_metrics
 from phalanx.store.telemetry import logs_topic
@@ -65,6 +72,43 @@ async def get_logs(  # noqa: PLR0913
         lambda: read_logs(here.platform, num, query, cursor),
         lambda page: bool(page.lines) or page.done,
         Threads.LOGS,
+    )
+
+
+@router.get("/{num}/logs/search", openapi_extra=needs(Permission.JOBS_READ, Of.JOB, audited=True))
+async def find_lines(  # noqa: PLR0913
+    here: Here,
+    num: JobNum,
+    text: SearchText = None,
+    regex: Annotated[str | None, Query(max_length=MAX_PATTERN)] = None,
+    level: LevelName | None = None,
+    since: AwareDatetime | None = None,
+    until: AwareDatetime | None = None,
+    rank: Ranks = None,
+    stream: Literal["out", "err"] | None = None,
+    role: SearchText = None,
+    limit: Annotated[int, Query(ge=0, le=1000)] = 200,
+    cursor: Annotated[str | None, Query(max_length=64)] = None,
+) -> LogSearchPage:
+    """Lines with a text in any case, a match of an RE2 expression, or this level or a higher one.
+
+    Lines meet all conditions that are given; `since` and `until` are times of arrival. The call ends after
+    about two seconds: where `exact` is false, `cursor` continues. With `limit` 0 lines are only counted.
+
+    With `role`, `rank` counts in that role.
+    """
+    wanted = LogSearch(
+        text=text or "",
+        expression=regex or "",
+        ranks=tuple(rank or ()),
+        stream=stream,
+        level=None if level is None else parse_level(level),
+        since=None if since is None else us_of(since),
+        until=None if until is None else us_of(until),
+    )
+    limits, clock = SearchLimits(lines=limit), here.clock.monotonic
+    return await in_thread(
+        search_logs, here.platform, num, wanted, role, cursor, limits, clock, pool=Threads.LOGS
     )
 
 

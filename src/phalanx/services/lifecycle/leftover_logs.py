@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from phalanx.core.contract.secrecy import OutputMask
+from phalanx.core.logs.segments import LogSegment
 from phalanx.errors import PlatformError
 from phalanx.executors.protocol import SupervisorStatus
 from phalanx.launch import secret_files
@@ -17,7 +18,6 @@ from phalanx.services.lifecycle.assignments import contract_of
 from phalanx.services.platform import Platform
 from phalanx.services.secrets.values import values
 from phalanx.store import jobs, telemetry
-from phalanx.store.telemetry import LogSegment
 
 _LOG = logging.getLogger(__name__)
 _CHUNK_BYTES = 1 << 20

@@ -12,6 +12,7 @@ from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.roles import node_of_rank, part_at, world_of
 from phalanx.core.gang.stalls import CapturedStack, with_culprit
 from phalanx.core.jobs import events as e
+from phalanx.core.logs.segments import LogSegment
 from phalanx.core.reasons import Cause
 from phalanx.core.training.ledger import Consumed, merge
 from phalanx.errors import UserError
@@ -29,7 +30,6 @@ from phalanx.store.metrics import arrivals
 from phalanx.store.storage import objects
 from phalanx.store.studies import trial_reports
 from phalanx.store.studies.trial_reports import Taken
-from phalanx.store.telemetry import LogSegment
 
 
 @dataclass(slots=True)

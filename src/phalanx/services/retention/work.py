@@ -21,6 +21,7 @@ from phalanx.services.retention.abandon import left_of
 from phalanx.services.retention.places import JobPlaces, places_of
 from phalanx.store import jobs
 from phalanx.store.database import Tx
+from phalanx.store.logs import packs
 from phalanx.store.retention import deletions, removals
 from phalanx.store.retention.deletions import DeletedJob
 from phalanx.store.retention.removals import CheckpointRemoval
@@ -118,6 +119,8 @@ def _complete(platform: Platform, one: DeletedJob, now: int) -> None:
     files.remove_job_folder(platform, one.job)
     near = files.remove_near(platform, one.project, one.job, places.uid)
     _count(platform, cause, near.count, near.num_bytes)
+    packed = platform.store.view(lambda tx: packs.names_of(tx, one.job))
+    platform.log_files.remove(one.job, packed)
     while platform.store.transact(lambda tx: deletions.drop_rows(tx, one.job, limit=ROWS)):
         platform.may_act()
     if one.abandoned_by is None:

@@ -17,6 +17,7 @@ from phalanx.core.retention.holds import RemovalCause
 from phalanx.core.retention.policy import DataKind
 from phalanx.store.database import Tx, columns_of, read
 from phalanx.store.schema.listings import job_data, job_listing
+from phalanx.store.schema.logs import log_packs
 from phalanx.store.schema.metrics import (
     metric_chunks,
     metric_names,
@@ -58,7 +59,7 @@ _HERE = deleted_jobs.c
 _OPEN = _HERE.done_at.is_(None)
 # Rows that are many: deleted in batches. Checkpoints come last: their names are needed until then.
 _LARGE: tuple[Table, ...] = (
-    *(log_segments, metric_chunks, metric_pages, metric_series),
+    *(log_segments, log_packs, metric_chunks, metric_pages, metric_series),
     *(events, trial_reports, commands),
 )
 _SMALL: tuple[Table, ...] = (

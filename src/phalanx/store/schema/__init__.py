@@ -3,11 +3,12 @@
 `metadata` has every table here: what makes or copies a database takes it from this package.
 """
 
-from phalanx.store.schema import listings, metrics, money, provenance, retention, storage
+from phalanx.store.schema import listings, logs, metrics, money, provenance, retention, storage
 from phalanx.store.tables import metadata
 
 __all__ = [
     "listings",
+    "logs",
     "metadata",
     "metrics",
     "money",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.core.logs.segments import LogSegment
 from phalanx.core.training.ledger import Consumed
 from phalanx.errors import UserError
 from phalanx.schemas.api.jobs import JobView, NodeRankView
@@ -19,7 +20,6 @@ from phalanx.services.queries.logs import Cursor, StreamBounds, assemble, parse_
 from phalanx.store.jobs import JobFacts
 from phalanx.store.lineage import LedgerSlice, RestoreRow
 from phalanx.store.supervisors import SupervisorRow
-from phalanx.store.telemetry import LogSegment
 
 pytestmark = pytest.mark.unit
 

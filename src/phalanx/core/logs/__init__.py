@@ -1,0 +1,7 @@
+"""Output of ranks as it is stored and searched, as pure functions.
+
+`segments` are bytes as they arrived, `packs` many of them in one file, `grams` the index of a pack,
+`levels` and `level_lines` the levels of lines, `matching` finds lines, and `missing` counts what cannot
+be read.
+Files and tables are not touched here.
+"""

@@ -1,0 +1,52 @@
+"""Output that is not stored any more, or never was: its bytes are counted, each once.
+
+Before a segment that follows stored or told bytes nothing is missing. What is missing at another place of a
+job's output, such as the range that its limit deleted, is told by a mark with a place of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from phalanx.core.logs.segments import StreamKey
+
+GapCause = Literal["lost", "limit", "expired", "unsent", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True)
+class MissingBytes:
+    """Bytes of a stream that cannot be read. `begin` and `end` are offsets; None: they were in no file."""
+
+    cause: GapCause
+    num_bytes: int
+    begin: int | None = None
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MissingMark:
+    """What is missing of a stream at a place in the order of arrival."""
+
+    id: int  # of a segment that was there, or of no segment
+    key: StreamKey
+    at: int  # µs UTC
+    missing: tuple[MissingBytes, ...]
+    end: int  # all bytes before this offset are stored or told behind this place
+
+
+def missing_between(
+    begin: int, end: int, *, expired: int, lost: int, cause: GapCause = "limit"
+) -> list[MissingBytes]:
+    """What is missing in [begin, end) of a stream: up to `expired` because of its age, then by `cause`.
+
+    `lost` bytes were in no file.
+    """
+    found: list[MissingBytes] = []
+    aged = min(end, max(begin, expired))
+    for why, start, stop in (("expired", begin, aged), (cause, aged, end)):
+        if stop > start:
+            found.append(MissingBytes(why, stop - start, start, stop))  # type: ignore[arg-type]
+    if lost:
+        found.append(MissingBytes("lost", lost))
+    return found

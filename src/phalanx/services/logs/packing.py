@@ -1,0 +1,159 @@
+"""One step that joins segments of output into packs, job by job, and deletes files of packs that are gone.
+
+The row of a pack is stored first, then its file, and then the segments are deleted in the transaction in
+which readers begin to use the pack. A process that is killed leaves a row without use; a later step deletes
+its file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import groupby
+
+from phalanx.core.logs.packs import LogPack, packed
+from phalanx.core.logs.segments import LogSegment, OpenLine, StreamKey
+from phalanx.errors import DataUnavailable, NotFound, StoreCorrupt
+from phalanx.kit.text import random_hex
+from phalanx.services.objects.log_files import compressed
+from phalanx.services.platform import Platform
+from phalanx.store import telemetry
+from phalanx.store.database import Tx
+from phalanx.store.logs import packs
+from phalanx.store.logs.packs import PackRow, StreamPart
+
+PACK_BYTES = 1 << 20
+"""Output in one pack; the last segment may exceed it."""
+PACK_SEGMENTS = 4096
+LOOSE_BYTES = 2 * PACK_BYTES
+"""Output of a job in segments from which on the oldest of it is packed."""
+IDLE_US = 600 * 1_000_000
+"""Time without new output after which all of a job's output is packed …"""
+IDLE_BYTES = 64 << 10
+"""… unless it is less than this: a file for a few lines costs more than rows."""
+_ABANDONED_US = 3600 * 1_000_000
+_JOBS, _ROUNDS, _FILES = 20, 8, 500
+_LOG = logging.getLogger(__name__)
+
+
+def logs_step(platform: Platform, now: int) -> bool:
+    """Pack what is due; returns whether more is left."""
+    _delete_files(platform, now)
+    nums = platform.store.view(
+        lambda tx: packs.due(
+            tx,
+            least_bytes=LOOSE_BYTES,
+            idle_bytes=IDLE_BYTES,
+            idle_since=now - IDLE_US,
+            limit=_JOBS,
+        )
+    )
+    done = 0
+    for num in nums:
+        for _ in range(_ROUNDS):
+            platform.may_act()
+            if not pack_job(platform, num, now):
+                break
+            done += 1
+    return done > 0
+
+
+def pack_job(platform: Platform, num: int, now: int) -> bool:
+    """Make one pack of the oldest segments of a job; returns whether one was made."""
+
+    def look(tx: Tx) -> tuple[list[LogSegment], list[PackRow], Mapping[StreamKey, int]]:
+        found = packs.oldest_segments(tx, num, max_bytes=PACK_BYTES, max_segments=PACK_SEGMENTS)
+        firsts: dict[StreamKey, int] = {}
+        for one in found:
+            firsts.setdefault(one.key, one.offset)
+        before = {
+            key: telemetry.told_before(tx, num, key, offset) for key, offset in firsts.items()
+        }
+        return found, packs.newest(tx, num), before
+
+    from phalanx.core.logs.grams import bitmap
+
+    segments, last, before = platform.store.view(look)
+    if not segments:
+        return False
+    pack = packed(num, segments, _open_lines(platform, last))
+    data = compressed(pack)
+    row = _row(pack, segments, before, len(data))
+    platform.store.transact(lambda tx: packs.begin(tx, row, bitmap(pack.body), now))
+    try:
+        platform.log_files.write(num, row.name, data)
+        done = platform.store.transact(lambda tx: packs.finish(tx, row, len(segments), now))
+    except DataUnavailable as error:
+        _LOG.warning("%s", error)
+        done = False
+    if not done:
+        platform.store.transact(lambda tx: packs.give_up(tx, [row.name], now))
+        # The row may be gone, with its job: no later step finds the file then.
+        with contextlib.suppress(DataUnavailable):
+            platform.log_files.remove(num, [row.name])
+    return done
+
+
+def _open_lines(platform: Platform, last: Sequence[PackRow]) -> Mapping[StreamKey, OpenLine]:
+    """The lines that are open behind the last pack; none where it cannot be read."""
+    for one in last:
+        try:
+            return platform.log_files.read(one.job, one.name).open_lines()
+        except (NotFound, DataUnavailable, StoreCorrupt) as error:
+            _LOG.warning("lines that begin in an earlier pack are searched in parts: %s", error)
+    return {}
+
+
+def _row(
+    pack: LogPack,
+    segments: Sequence[LogSegment],
+    before: Mapping[StreamKey, int],
+    file_bytes: int,
+) -> PackRow:
+    from phalanx.core.logs.level_lines import lines_with_levels
+
+    levels: dict[str, int] = {}
+    parts = []
+    opened_at = [one.opened.at for one in pack.streams if one.opened is not None]
+    for stream in pack.streams:
+        for run in stream.runs():
+            for _, _, level in lines_with_levels(pack.body, run.begin, run.end):
+                levels[level.word] = levels.get(level.word, 0) + 1
+        if stream.segments:
+            begin = min(one.offset for one in stream.segments)
+            end = max(one.offset + one.end - one.begin for one in stream.segments)
+            lost = sum(one.dropped for one in stream.segments)
+            parts.append(StreamPart(stream.key, before[stream.key], begin, end, lost))
+    return PackRow(
+        name=f"{segments[0].id:020d}-{random_hex(8)}",
+        job=pack.job,
+        first_id=segments[0].id,
+        last_id=segments[-1].id,
+        first_at=min([one.at for one in segments] + opened_at),
+        last_at=max(one.at for one in segments),
+        num_bytes=sum(len(one.data) for one in segments),
+        file_bytes=file_bytes,
+        num_lines=sum(one.data.count(b"\n") for one in segments),
+        levels=levels,
+        streams=tuple(parts),
+    )
+
+
+def _delete_files(platform: Platform, now: int) -> None:
+    """Delete files of packs that nothing reads, and then their rows."""
+    found = platform.store.view(
+        lambda tx: packs.left_over(tx, before=now - _ABANDONED_US, limit=_FILES)
+    )
+    for num, ones in groupby(sorted(found), key=lambda one: one[0]):
+        names = [name for _, name in ones]
+        platform.may_act()
+        # From here on a process that was slow cannot finish one of them any more.
+        doomed = platform.store.transact(partial(packs.abandon, names=names, now=now))
+        try:
+            platform.log_files.remove(num, doomed)
+        except DataUnavailable as error:
+            _LOG.warning("%s", error)
+            continue
+        platform.store.transact(partial(packs.forget, names=doomed))
