@@ -28,13 +28,14 @@ def nodes(rig):
     return found
 
 
-def stacks(node, request, rank, line, text=HERE):
+def stacks(node, request, rank, line, text=HERE, excuse=""):
     return wire.StacksReport(
         seq=node.next_seq(),
         generation=0,
         request=request,
         at=node.now(),
         ranks=[wire.RankStacks(rank=rank, text=text.format(line))],
+        excuse=excuse,
     )
 
 
@@ -95,6 +96,54 @@ def test_a_stall_names_the_culprit_and_not_the_victim_that_another_node_reports(
     assert "line 40 in main" in view.failure.traceback
     assert [one.message for one in view.lineage.restarts] == [said]
     rig.check_log(1)
+
+
+def test_a_node_with_a_good_reason_keeps_the_generation_alive(rig, nodes):
+    """Node 1 saves, and node 0 waits for it: a stall for node 0 alone."""
+
+    def suspect():
+        failure = nodes[0].failure("no step for 50s", cause="stalled", rank=None)
+        report = wire.RanksStalledReport(seq=nodes[0].next_seq(), generation=0, failure=failure)
+        nodes[0].sync(report)
+
+    suspect()
+    nodes[1].sync(stacks(nodes[1], 1, 1, 40, excuse="ranks are saving"))
+    assert [one.sync().orders.action for one in nodes] == [Action.RUN] * 2
+    view = rig.job(1)
+    assert (view.state, view.lineage.restarts) == ("running", [])
+    rig.turn(20.0)
+    assert rig.job(1).state == "running"  # nobody waits for stacks any more
+    # The save is over, but no step follows.
+    suspect()
+    assert nodes[1].sync().orders.stacks == 2
+    nodes[0].sync(stacks(nodes[0], 2, 0, 33, WAITS))
+    nodes[1].sync(stacks(nodes[1], 2, 1, 40))
+    view = rig.job(1)
+    assert (view.state, view.failure.rank) == ("recovering", 1)
+    (restart,) = view.lineage.restarts
+    assert restart.cause == "stalled" and restart.failed_at is not None
+    rig.check_log(1)
+
+
+def test_collectives_of_all_nodes_are_compared(rig, nodes):
+    def answer(node, request, rank, number, done):
+        row = {"group": "default 0", "number": number, "operation": "all_reduce", "done": done}
+        report = stacks(node, request, rank, 33, WAITS)
+        known = report.ranks[0].model_copy(
+            update={"collectives": [wire.CollectiveState.model_validate(row)]}
+        )
+        return report.model_copy(update={"ranks": [known]})
+
+    failure = nodes[0].failure("no step for 50s", cause="stalled", rank=None)
+    stalled = wire.RanksStalledReport(seq=0, generation=0, failure=failure)
+    nodes[0].sync(
+        answer(nodes[0], 0, 0, 8, done=False),
+        stalled.model_copy(update={"seq": nodes[0].next_seq()}),
+    )
+    nodes[1].sync(answer(nodes[1], 1, 1, 7, done=True))
+    view = rig.job(1)
+    assert "rank 1 did not join all_reduce number 8 of group default 0" in view.reason.message
+    assert (view.failure.rank, view.failure.node_rank) == (1, 1)
 
 
 def test_a_rank_of_another_role_is_not_blamed_for_a_stall(rig):

@@ -1,5 +1,6 @@
 """Stragglers, early stopping, the batch-size finder, stacks: each by itself."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,11 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from phalanx.core.gang.collectives import ANSWER_SUFFIX, ASK_SUFFIX, LastCollective, compare
 from phalanx.core.telemetry.profiles import StragglerWatch, scores
 from phalanx.errors import SpecInvalid, TrainingError
 from phalanx.train import batch_size
 from phalanx.train.gang import randomness, stacks
 from phalanx.train.step.early_stop import EarlyStopping
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -161,3 +164,58 @@ def test_asking_who_is_gone_and_listening_nowhere_do_no_harm(tmp_path):
     stacks.install_handler(None)
     stacks.install_handler(tmp_path / "missing" / "r.report")
     assert os.getpid()
+
+
+COLLECTIVES = """
+import os, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from phalanx.train.gang import stacks
+report = Path(sys.argv[1])
+stacks.install_handler(report)
+stacks.install_handler(report)
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+dist.all_reduce(torch.zeros(3))
+if rank == 1:
+    print("absent", flush=True)
+    sys.stdin.read()
+dist.all_reduce(torch.zeros(5))
+"""
+
+
+def test_a_rank_in_a_collective_tells_which_one(tmp_path):
+    environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
+    reports = [tmp_path / f"r{rank:05d}.report" for rank in (0, 1)]
+    ranks = []
+    for rank, report in enumerate(reports):
+        os.mkfifo(report.with_suffix(ASK_SUFFIX))
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-c", COLLECTIVES, str(report), str(tmp_path / "store")],
+                env={**environ, "RANK": str(rank)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        )
+    assert ranks[1].stdout.readline() == b"absent\n"
+
+    def answers():
+        for report in reports:
+            pipe = os.open(report.with_suffix(ASK_SUFFIX), os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, b"?")
+            os.close(pipe)
+        found = [report.with_suffix(ANSWER_SUFFIX) for report in reports]
+        if not all(one.exists() for one in found):
+            return None
+        rows = [json.loads(one.read_text()) for one in found]
+        last = [LastCollective(**group) for row in rows for group in row]
+        return last if len(last) == 2 and last[0].number > last[1].number else None
+
+    first, second = wait_until(answers, "the collectives of both ranks")
+    assert (first.operation, first.sizes, first.done) == ("all_reduce", "[[5]]", False)
+    assert (second.operation, second.sizes, second.done) == ("all_reduce", "[[3]]", True)
+    assert compare({0: [first], 1: [second]}).ranks == (1,)
+    for rank in reversed(ranks):
+        rank.communicate()
+        assert rank.returncode == 0

@@ -16,6 +16,7 @@ from phalanx.core.contract.checkpointing import CheckpointPolicy
 from phalanx.core.contract.pods import PodContract
 from phalanx.core.contract.resume import ResumeSource
 from phalanx.core.contract.trial import TrialContract
+from phalanx.core.gang.stalls import StallPolicy
 from phalanx.kit.text import job_label
 
 _SHELL = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
@@ -100,21 +101,6 @@ def _entry_point(words: Sequence[str]) -> str:
             return word.removeprefix("./")
     programs = (one for one in words if not _ASSIGNMENT.fullmatch(one))
     return next(programs, "").removeprefix("./")
-
-
-@dataclass(frozen=True, slots=True)
-class StallPolicy:
-    """When a gang that makes no step counts as stalled; `after_s` None: learned from its steps."""
-
-    watch: bool = True
-    after_s: float | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> StallPolicy:
-        """From `auto`, `never`, or seconds as text."""
-        if text in ("auto", "never"):
-            return cls(watch=text == "auto")
-        return cls(after_s=float(text))
 
 
 @dataclass(frozen=True, slots=True)

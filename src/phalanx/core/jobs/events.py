@@ -117,7 +117,8 @@ class TunnelRequested:
 class StacksCaptured:
     """One node has sent its ranks' stacks for a request.
 
-    Of a stalled generation, `failure` names the culprit among all nodes that have sent theirs.
+    Of a stalled generation, `failure` names the culprit among all nodes that have sent theirs. `excuse`
+    says why the ranks of this node keep the others waiting: the generation is not stalled.
     """
 
     attempt: int
@@ -125,6 +126,7 @@ class StacksCaptured:
     node_rank: int
     request: int
     failure: Failure | None = None
+    excuse: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from phalanx.core.contract.job import (
     JobContract,
     RankCommand,
     RoleContract,
-    StallPolicy,
     WarmStart,
 )
 from phalanx.core.contract.pods import CONTAINERS_LABEL, PodContract, TaintToleration
@@ -20,6 +19,7 @@ from phalanx.core.cost.budgets import BudgetScope, CostBudget
 from phalanx.core.cost.prices import NANO
 from phalanx.core.gang.placement import Demand, GangShape
 from phalanx.core.gang.roles import WORKER
+from phalanx.core.gang.stalls import StallPolicy
 from phalanx.core.jobs.budgets import DEFAULT_BUDGETS, Budget, RecoveryPolicy
 from phalanx.core.jobs.model import JobPolicy
 from phalanx.core.reasons import Cause
@@ -210,14 +210,37 @@ class Stall(Section):
 
     after: StallAfter = Field(
         default="auto",
-        description="Limit without a new step: a duration, never, or auto (20 usual steps, 5m or more).",
+        description="Limit without a new step: a duration, never, or auto (longest step so far + 45s).",
     )
+    start: Duration = Field(
+        default=1800.0, description="Limit before the first step of ranks that have started."
+    )
+    validation: Duration = Field(default=1800.0, description="Limit while ranks validate.")
+    save: Duration = Field(default=1800.0, description="Limit while ranks save.")
+    compile: Duration = Field(default=1800.0, description="Limit while ranks compile.")
+    metrics: Duration | None = optional(
+        "Limit without a new metric, such as 5m, once there has been one."
+    )
+
+    @model_validator(mode="after")
+    def _limits(self) -> Stall:
+        for name in ("start", "validation", "save", "compile", "metrics"):
+            value = getattr(self, name)
+            if value is not None and value < 1.0:
+                raise ValueError(f"{name}: a limit has to be at least 1s")
+        return self
 
     def to_core(self) -> StallPolicy:
         """The core value."""
-        if self.after in ("auto", "never"):
-            return StallPolicy(watch=self.after == "auto")
-        return StallPolicy(after_s=parse_duration(self.after))
+        return StallPolicy(
+            watch=self.after != "never",
+            after_s=None if self.after in ("auto", "never") else parse_duration(self.after),
+            start_s=self.start,
+            validation_s=self.validation,
+            save_s=self.save,
+            compile_s=self.compile,
+            metrics_s=self.metrics,
+        )
 
 
 class Warm(Section):

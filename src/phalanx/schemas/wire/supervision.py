@@ -12,7 +12,9 @@ from pydantic import AfterValidator, Field
 
 from phalanx.core.contract.provenance import MAX_PACKAGES, InstalledSoftware
 from phalanx.core.contract.records import MetricPoint
+from phalanx.core.gang.collectives import MOST_GROUPS, LastCollective
 from phalanx.core.gang.failures import Failure
+from phalanx.core.gang.stalls import CapturedStack
 from phalanx.core.jobs.desired import Action, Desired
 from phalanx.core.jobs.model import NodeOutcome
 from phalanx.kit.text import replace_unencodable
@@ -240,21 +242,45 @@ class GuardReport(GenerationReport):
     ranks: list[int] = Field(default_factory=list)
 
 
+class CollectiveState(Message):
+    """The newest collective of a rank in one process group; `core.gang.collectives.LastCollective`."""
+
+    group: EncodableText = Field(max_length=200)
+    number: int = Field(ge=0)
+    operation: EncodableText = Field(max_length=200)
+    sizes: EncodableText = Field(default="", max_length=1000)
+    done: bool = False
+
+    def to_core(self) -> LastCollective:
+        """The core value."""
+        return LastCollective(**self.model_dump())
+
+
 class RankStacks(Message):
-    """Where one rank is: the stacks of its threads, or why there are none."""
+    """Where one rank is: the stacks of its threads, or why there are none, and its collectives."""
 
     rank: int
     text: EncodableText = ""
     why: EncodableText = ""
+    collectives: list[CollectiveState] = Field(default_factory=list, max_length=MOST_GROUPS)
+
+    def to_core(self, node_rank: int) -> CapturedStack:
+        """The core value of a rank of this node."""
+        collectives = tuple(one.to_core() for one in self.collectives)
+        return CapturedStack(node_rank, self.text, self.why, collectives)
 
 
 class StacksReport(GenerationReport):
-    """Stacks of this node's ranks. `request` answers that number of the orders; 0: ranks hang."""
+    """Stacks of this node's ranks. `request` answers that number of the orders; 0: ranks hang.
+
+    `excuse` says why ranks of other nodes have to wait for these, if there is a good reason.
+    """
 
     kind: Literal["stacks"] = "stacks"
     request: int
     at: int
     ranks: list[RankStacks]
+    excuse: EncodableText = ""
 
 
 class SaveBegunReport(GenerationReport):

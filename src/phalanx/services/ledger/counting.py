@@ -21,6 +21,10 @@ _US = 1e-6
 _ENDED = frozenset(one.value for one in TERMINAL)
 
 
+_STALLS = frozenset({"ranks_stalled", "stacks_captured", "stacks_overdue"})
+"""Events that may end a generation because it is stalled."""
+
+
 def count_submitted(tx: Tx, num_jobs: int) -> None:
     """Count new jobs."""
     tx.touched.totals.add("phalanx_jobs_submitted", by=num_jobs)
@@ -32,6 +36,10 @@ def count_changes(tx: Tx, before: Job, job: Job, entries: Sequence[NewEvent], no
     state, restarts = before.state.value, before.restarts
     for one in entries:
         after = str(one.reason["state"])
+        if one.kind in _STALLS and state != after:
+            # Another node may still have a good reason for the pause when one node suspects a stall.
+            totals.add("phalanx_stalls")
+            totals.add("phalanx_failures", Cause.STALLED.value)
         _count_event(totals, one, made_room=state != after == JobState.STOPPING.value)
         if one.reason["restarts"] > restarts:
             totals.add("phalanx_restarts", str(one.reason["code"]))
@@ -115,15 +123,9 @@ def _not_launched(totals: AddedTotals, data: Mapping[str, Any]) -> None:
     totals.add("phalanx_failures", cause)
 
 
-def _stalled(totals: AddedTotals, data: Mapping[str, Any]) -> None:
-    totals.add("phalanx_stalls")
-    _failed(totals, data)
-
-
 _EVENTS: Mapping[str, Callable[[AddedTotals, Mapping[str, Any]], None]] = {
     "attempt_placed": lambda totals, data: totals.add("phalanx_attempts"),
     "rank_failed": _failed,
-    "ranks_stalled": _stalled,
     "launch_failed": _not_launched,
     "node_lost": _node_lost,
     "stop_overdue": lambda totals, data: totals.add("phalanx_stops_overdue"),

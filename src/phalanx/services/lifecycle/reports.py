@@ -10,7 +10,7 @@ from typing import Any
 
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.roles import node_of_rank, part_at, world_of
-from phalanx.core.gang.stalls import CapturedStack, with_culprit
+from phalanx.core.gang.stalls import with_culprit
 from phalanx.core.jobs import events as e
 from phalanx.core.logs.segments import LogSegment
 from phalanx.core.reasons import Cause
@@ -74,7 +74,7 @@ class Inbox:
             self._generations[number] = GenerationRow(*key) if known is None else known
         return self._generations[number]
 
-    def touch(self, number: int, **times: int) -> None:
+    def touch(self, number: int, **times: Any) -> None:
         """Change times of a generation."""
         self._generations[number] = replace(self.generation(number), **times)
 
@@ -273,8 +273,18 @@ def _stacks(inbox: Inbox, report: wire.StacksReport) -> None:
     data |= {"node_rank": inbox.node_rank, "at": inbox.ours(report.at)}
     inbox.events.append(Note("stacks", inbox.attempt, report.generation, data))
     failure = _stall_over_all_nodes(inbox, report)
+    excuse = "" if failure is None else report.excuse
+    if excuse:
+        inbox.touch(report.generation, failed_at=None)
     inbox.events.append(
-        e.StacksCaptured(inbox.attempt, report.generation, inbox.node_rank, report.request, failure)
+        e.StacksCaptured(
+            inbox.attempt,
+            report.generation,
+            inbox.node_rank,
+            report.request,
+            None if excuse else failure,
+            excuse,
+        )
     )
 
 
@@ -286,6 +296,8 @@ def _stall_over_all_nodes(inbox: Inbox, report: wire.StacksReport) -> Failure | 
     job = jobs.load(inbox.tx, inbox.job).job
     attempt = job.attempt
     if attempt is None or attempt.stall is None or attempt.generation != report.generation:
+        return None
+    if report.request < attempt.stacks:
         return None
     parts = job.parts_now()
     world = world_of(parts, part_at(parts, attempt.stall.node_rank))
@@ -300,12 +312,12 @@ def _stall_over_all_nodes(inbox: Inbox, report: wire.StacksReport) -> Failure | 
         and one.data["node_rank"] in node_ranks
     ]
     found = {
-        row["rank"]: CapturedStack(one.data["node_rank"], row["text"], row["why"])
+        row["rank"]: wire.RankStacks.model_validate(row).to_core(one.data["node_rank"])
         for one in notes
         for row in one.data["ranks"]
     }
     for row in report.ranks:
-        found[row.rank] = CapturedStack(inbox.node_rank, row.text, row.why)
+        found[row.rank] = row.to_core(inbox.node_rank)
     return with_culprit(attempt.stall, dict(sorted(found.items())))
 
 

@@ -108,6 +108,9 @@ def restarts_of(endings: Sequence[StoredEvent], rows: Sequence[GenerationRow]) -
     """Every generation that was interrupted, and the time until the next completed step."""
     failed: dict[tuple[int, int], RestartView] = {}
     for line in endings:
+        if line.kind == _COMPARED and line.data.get("excuse"):
+            # Ranks of this node had a good reason for the pause: no stall.
+            failed.pop((line.attempt or 0, line.generation or 0), None)
         said = _failure(line)
         if said is None or line.attempt is None:
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from phalanx.core.contract.gang import RankFiles
 from phalanx.core.contract.secrecy import OutputMask
 from phalanx.core.frameworks.rank_environment import NodeSetting, rank_environment
 from phalanx.core.gang.failures import Failure, RankExit, failure_of_node, is_collateral
-from phalanx.core.gang.stalls import StallLimit, StallWatch
+from phalanx.core.gang.stalls import StallWatch
 from phalanx.core.jobs.model import NodeOutcome
 from phalanx.core.reasons import Cause
 from phalanx.kit.clock import Clock
@@ -93,9 +92,7 @@ class Generation:
             for local in range(context.assignment.num_ranks)
         ]
         files = {one.rank: one.report_file for one in self.ranks}
-        stall = gang.role.stall
-        limit_s = stall.after_s if stall.watch else math.inf
-        watch = StallWatch(StallLimit(limit_s), context.clock.monotonic())
+        watch = _stall_watch(context, orders)
         kind = GenerationRecords if self.leads else SideRecords
         marks = WatermarkFile(self.folder, context.acked)
         self.metrics = MetricTail(files)
@@ -181,6 +178,7 @@ class Generation:
         )
         env = rank_environment(adapter, gang, orders, contract, node)
         env |= self._reporting.variables(self._context.server(), rank.rank)
+        rank.make_question_pipe()
         rank.env = env
         launch = LaunchRequest(env, assignment.cwd, rank.open_pipes())
         self._context.processes.keep_output(rank.output_descriptors)
@@ -370,6 +368,17 @@ class Generation:
         """How it ended on this node."""
         ended_well = self.failure is None and not self._ended_from_above
         return _outcome_of(self) if ended_well else NodeOutcome.FAILED
+
+
+def _stall_watch(context: GenerationContext, orders: Orders) -> StallWatch:
+    gang = context.assignment.gang
+    return StallWatch(
+        gang.role.stall,
+        context.clock.monotonic(),
+        repeated=orders.after == Cause.STALLED.value,
+        # Ranks of another role may well be idle: they serve those of the first one.
+        gang_size=gang.world.size if context.assignment.leads else 1,
+    )
 
 
 def open_checkpoint_folder(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from phalanx.core.contract.records import (
     MetricRecord,
-    PhaseRecord,
     Record,
     ReportRecord,
     StepRecord,
@@ -107,8 +106,6 @@ class StreamLines:
             self._counted()
         if found.stepped:
             self._add(self._rank, at, StepRecord(step=found.step, epoch=found.epoch))
-            # What the rank does until the next line is unknown: an evaluation must not count as a hang.
-            self._add(self._rank, at, PhaseRecord("ready"))
         if found.values:
             self._add(self._rank, at, MetricRecord(step=found.step, values=dict(found.values)))
         report = None if self._reports is None else self._reports.read(found)

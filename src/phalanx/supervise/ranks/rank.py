@@ -15,6 +15,7 @@ from typing import Protocol
 from phalanx.core.contract.secrecy import OutputMask
 from phalanx.core.contract.trial import TARGET_SUFFIX
 from phalanx.core.gang import stacks
+from phalanx.core.gang.collectives import ASK_SUFFIX
 from phalanx.core.gang.failures import RankExit, rank_exit
 from phalanx.core.telemetry import profiles
 from phalanx.core.training.control import SAVE_SUFFIX
@@ -270,6 +271,11 @@ class LocalRank(ProcessObserver):
                 handles.append(handle)
                 signal.pidfd_send_signal(handle, signal.SIGTERM)
         return handles
+
+    def make_question_pipe(self) -> None:
+        """Make the pipe through which the rank can be asked for its collectives."""
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(self.report_file.with_suffix(ASK_SUFFIX), 0o600)
 
     def request_profile(self, order: ProfileOrder) -> None:
         """Write the newest request for a profile where the rank looks for it; may be repeated."""

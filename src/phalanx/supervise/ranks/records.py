@@ -145,7 +145,7 @@ class GenerationRecords:
         self._generation = generation
         self._watch = watch
         self.watermarks = WatermarkLog() if watermarks is None else watermarks
-        self._tails = {rank: RecordTail(path, _is_no_metric) for rank, path in files.items()}
+        self._tails = {rank: RecordTail(path, _wanted_by(watch)) for rank, path in files.items()}
         self._put = put
         self.step: int | None = None
         #: steps of earlier generations that `step` includes without proof that the script resumed
@@ -157,9 +157,8 @@ class GenerationRecords:
         self.stopped: set[int] = set()
         #: the target that the trial has reached, so that its ranks left
         self.target: int | None = None
-        self._began = False
+        self._began, self._merge_at = False, _MOST_ROWS
         self._fresh_rows: list[Consumed] = []
-        self._merge_at = _MOST_ROWS
         # Records of checkpoints, with their times, that are reported after the ledger before them.
         self._checkpoints: list[tuple[int, Record]] = []
         self._num_samples: int | None = None
@@ -269,11 +268,11 @@ class GenerationRecords:
         if handler is not None:
             handler(self, rank, at, record)
 
-    def _step(self, _rank: int, at: int, record: contract.StepRecord) -> None:
+    def _step(self, _rank: int, _at: int, record: contract.StepRecord) -> None:
         self.step = max(self.step or 0, record.step)
         self.epoch = record.epoch
         self.phase = "ready"
-        self._watch.stepped(at)
+        self._watch.stepped(record.step)
 
     def _ledger(self, _rank: int, _at: int, record: contract.LedgerRecord) -> None:
         self._fresh_rows.append(Consumed(record.epoch, record.lo, record.hi))
@@ -284,7 +283,7 @@ class GenerationRecords:
 
     def _phase(self, _rank: int, _at: int, record: contract.PhaseRecord) -> None:
         self.phase = record.name
-        self._watch.turned()
+        self._watch.entered(record.name)
 
     def _done(self, rank: int, _at: int, record: contract.DoneRecord) -> None:
         self.done.add(rank)
@@ -298,6 +297,7 @@ class GenerationRecords:
 
     def _metric(self, rank: int, at: int, record: MetricRecord) -> None:
         """Only metrics from output lines pass here; those of report files are read by `MetricTail`."""
+        self._watch.measured()
         self.warn_not_finite(rank, at, record)
 
     def _checkpoint(self, _rank: int, at: int, record: contract.CheckpointRecord) -> None:
@@ -603,8 +603,16 @@ def _trial_report(
     return lambda seq: TrialReport(seq=seq, **fields)
 
 
-def _is_no_metric(frame: bytes) -> bool:
-    return not contract.is_metric(frame)
+def _wanted_by(watch: StallWatch) -> Callable[[bytes], bool]:
+    """Tells frames of metrics from others; metrics are only counted as signs of life here."""
+
+    def wanted(frame: bytes) -> bool:
+        if contract.is_metric(frame):
+            watch.measured()
+            return False
+        return True
+
+    return wanted
 
 
 def _fields(record: Any) -> dict[str, Any]:

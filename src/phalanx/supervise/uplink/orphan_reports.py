@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.core.gang.stalls import StallLimit, StallWatch
+from phalanx.core.gang.stalls import StallPolicy, StallWatch
 from phalanx.kit.clock import Clock, backoff_s
 from phalanx.launch.files import try_lock
 from phalanx.launch.identity import ASSIGNMENT_NAME, LOCK_NAME, SupervisorRecord, boot_id
@@ -226,7 +226,7 @@ def _rest(
     if number is None or not all(_is_readable(one) for one in files.values()):
         return None
     made: list[Callable[[int], Report]] = []
-    watch = StallWatch(StallLimit(), sender.clock.monotonic())
+    watch = StallWatch(StallPolicy(), sender.clock.monotonic())
     watermarks = WatermarkFile(folder, lambda: acked, last)
     records = GenerationRecords(int(number[1]), files, made.append, watch, watermarks)
     watermarks.begin()

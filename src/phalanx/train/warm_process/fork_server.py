@@ -24,10 +24,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from phalanx.launch import linux
 from phalanx.launch.wire import Channel, WireMessage
+from phalanx.train.gang import stacks
 from phalanx.train.warm_process import leaving, main_module
 
 CHANNEL = 3
@@ -165,6 +167,8 @@ def become_rank(start: ForkRequest) -> None:
     os.chdir(body["cwd"])
     _forget(body["cwd"])
     faulthandler.enable()
+    report_file = body["env"].get("PHALANX_REPORT_FILE")
+    stacks.install_handler(Path(report_file) if report_file else None)
     _keep_contexts_out_of_operations()
     sys.argv[:] = body["argv"]
     sys.orig_argv[:] = body["orig_argv"]

@@ -45,6 +45,17 @@ def test_a_node_that_does_not_answer_is_waited_for_only_so_long():
     assert job.reason.message == "no step for 5 s; nodes that have sent no stacks: 1"
 
 
+def test_a_node_with_a_good_reason_drops_the_stall():
+    job = decide(play(*UP_2, nodes=2), STALLED, NOW).job
+    saving = e.StacksCaptured(1, 0, 1, 1, excuse="ranks are saving")
+    job = decide(job, saving, NOW).job
+    assert job.state is JobState.RUNNING and wake_at(job) is None
+    assert (job.attempt.stall, job.attempt.stacks_of) == (None, ())
+    assert decide(job, saving, NOW).ignored
+    again = decide(job, STALLED, NOW).job
+    assert desired(again, 1, 1).stacks == 2
+
+
 def test_a_death_in_between_is_the_cause_and_the_next_generation_knows_nothing():
     job = decide(play(*UP_2, nodes=2), STALLED, NOW).job
     job = decide(job, e.RankFailed(1, 0, 1, DIED), NOW).job

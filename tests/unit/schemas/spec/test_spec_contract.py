@@ -10,9 +10,9 @@ from phalanx.core.contract.job import (
     JobContract,
     PythonRequirements,
     RankCommand,
-    StallPolicy,
     WarmStart,
 )
+from phalanx.core.gang.stalls import StallPolicy
 from phalanx.core.training.checkpoints import Best, Keep
 from phalanx.schemas.spec.checkpointing import Checkpointing
 from phalanx.schemas.spec.document import validate_spec
@@ -66,6 +66,16 @@ def test_a_file_may_hold_the_key():
         ("auto", StallPolicy()),
         ("never", StallPolicy(watch=False)),
         ("5m", StallPolicy(after_s=300.0)),
+        (
+            {"start": "1h", "validation": "2h", "save": "5m", "compile": "10m", "metrics": "5m"},
+            StallPolicy(
+                start_s=3600.0,
+                validation_s=7200.0,
+                save_s=300.0,
+                compile_s=600.0,
+                metrics_s=300.0,
+            ),
+        ),
     ],
 )
 def test_stall_policies(stall, policy):

@@ -1,12 +1,11 @@
 """What ranks report becomes reports: once each, and for as long as a generation lasts."""
 
-import math
 from types import SimpleNamespace
 
 import pytest
 
 from phalanx.core.contract import records as reports
-from phalanx.core.gang.stalls import StallLimit, StallWatch
+from phalanx.core.gang.stalls import StallPolicy, StallWatch
 from phalanx.core.telemetry.instruments import INSTRUMENTS
 from phalanx.core.training.ledger import Consumed, merge
 from phalanx.kit.clock import SystemClock
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 def opened():
     sent = []
-    watch = StallWatch(StallLimit(math.inf), 0.0)
+    watch = StallWatch(StallPolicy(watch=False), 0.0)
     return GenerationRecords(0, {}, lambda make: sent.append(make(len(sent) + 1)), watch), sent
 
 
@@ -65,7 +64,7 @@ def test_what_was_consumed_before_a_save_is_said_before_it(tmp_path):
         0,
         files,
         lambda make: sent.append(make(len(sent) + 1)),
-        StallWatch(StallLimit(math.inf), 0.0),
+        StallWatch(StallPolicy(watch=False), 0.0),
     )
     here.read()
     here.close()
@@ -78,7 +77,7 @@ def test_a_checkpoint_that_is_gone_again_was_there_first(tmp_path):
     file = tmp_path / "r0.report"
     written(file, [saved(1), saved(2), {"k": "removed", "path": "/c/1", "t": 2}, saved(3)])
     sent = []
-    watch = StallWatch(StallLimit(math.inf), 0.0)
+    watch = StallWatch(StallPolicy(watch=False), 0.0)
     here = GenerationRecords(0, {0: file}, lambda make: sent.append(make(len(sent) + 1)), watch)
     here.read()
     here.close()
@@ -159,7 +158,7 @@ def test_records_that_make_no_sense_are_passed_over(tmp_path):
     written(path, rows)
     sent = []
     here = GenerationRecords(
-        0, {0: path}, lambda make: sent.append(make(1)), StallWatch(StallLimit(math.inf), 0.0)
+        0, {0: path}, lambda make: sent.append(make(1)), StallWatch(StallPolicy(watch=False), 0.0)
     )
     here.read()
     tail = records.MetricTail({0: path})
@@ -203,7 +202,7 @@ def test_what_ranks_measure_beside_metrics_becomes_metrics():
         0,
         {},
         lambda make: sent.append(make(len(sent) + 1)),
-        StallWatch(StallLimit(math.inf), 0.0),
+        StallWatch(StallPolicy(watch=False), 0.0),
         measured=lambda rank, at, record: found.append((rank, record.step, dict(record.values))),
     )
     add(here, 4, {"k": "step", "step": 7, "t": 1})
@@ -236,7 +235,7 @@ def test_each_record_is_decoded_by_one_of_the_two_readers(tmp_path, monkeypatch)
 
     monkeypatch.setattr(reports, "parse", parse)
     sent = []
-    watch = StallWatch(StallLimit(math.inf), 0.0)
+    watch = StallWatch(StallPolicy(watch=False), 0.0)
     here = GenerationRecords(0, {0: file}, lambda make: sent.append(make(1)), watch)
     metrics = records.MetricTail({0: file}, here.warn_not_finite)
     here.read()
@@ -265,7 +264,7 @@ def test_a_report_that_makes_no_sense_is_passed_over(wrong, tmp_path):
     file = tmp_path / "r0.report"
     written(file, [{"k": "report", "unit": 1, "value": 0.5, "t": 7} | wrong, saved(1)])
     sent = []
-    watch = StallWatch(StallLimit(math.inf), 0.0)
+    watch = StallWatch(StallPolicy(watch=False), 0.0)
     here = GenerationRecords(0, {0: file}, lambda make: sent.append(make(len(sent) + 1)), watch)
     here.read()
     here.close()
@@ -281,7 +280,7 @@ def test_the_seed_of_the_leading_role_is_reported(tmp_path):
         (records.SideRecords, []),
     ):
         sent = []
-        watch = StallWatch(StallLimit(math.inf), 0.0)
+        watch = StallWatch(StallPolicy(watch=False), 0.0)
         here = kind(0, {0: file}, lambda make, to=sent: to.append(make(len(to) + 1)), watch)
         here.read()
         here.close()

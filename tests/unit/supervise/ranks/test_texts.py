@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.core.contract.records import from_json
 from phalanx.core.gang.failures import Failure, from_error_file
-from phalanx.core.gang.stalls import StallLimit, StallWatch
+from phalanx.core.gang.stalls import StallPolicy, StallWatch
 from phalanx.core.reasons import Cause
 from phalanx.kit.text import replace_unencodable
 from phalanx.schemas.wire.supervision import (
@@ -53,7 +53,7 @@ def test_an_exception_that_quotes_an_odd_file_name_is_reported():
 def test_what_ranks_write_into_their_reports_is_sent():
     sent = []
     here = GenerationRecords(
-        0, {}, lambda make: sent.append(make(len(sent) + 1)), StallWatch(StallLimit(), 0.0)
+        0, {}, lambda make: sent.append(make(len(sent) + 1)), StallWatch(StallPolicy(), 0.0)
     )
     for record in (
         {"k": "warn", "message": ODD, "t": 1},

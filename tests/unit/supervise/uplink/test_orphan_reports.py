@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.contract import records as reports
-from phalanx.core.gang.stalls import StallLimit, StallWatch
+from phalanx.core.gang.stalls import StallPolicy, StallWatch
 from phalanx.core.training.ledger import Consumed, merge
 from phalanx.kit.clock import SystemClock
 from phalanx.launch.identity import SupervisorRecord, this_process
@@ -154,7 +154,7 @@ def test_every_sample_is_told_once_wherever_supervisors_are_killed(
         0,
         files,
         lambda make: made.append(make(len(made) + 1)),
-        StallWatch(StallLimit(), 0.0),
+        StallWatch(StallPolicy(), 0.0),
         watermarks,
     )
     watermarks.begin()

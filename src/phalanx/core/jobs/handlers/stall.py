@@ -82,6 +82,10 @@ def stacks_captured(job: Job, event: e.StacksCaptured, now: int) -> Decision:
         return Decision(job, ignored="no stall waits for stacks")
     if event.request < attempt.stacks or event.node_rank in attempt.stacks_of:
         return Decision(job, ignored="those stacks are outdated or recorded already")
+    if event.excuse:
+        # The node that suspects a stall suspects it again when the pause goes on.
+        attempt = replace(attempt, stall=None, stall_until=None, stacks_of=())
+        return Decision(replace(job, attempt=attempt))
     attempt = replace(
         attempt,
         stall=event.failure or attempt.stall,
