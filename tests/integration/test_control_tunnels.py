@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from phalanx.core.tunnels.model import (
     MAX_TUNNELS,
     SILENT_S,
 )
+from phalanx.core.tunnels.streams import LIMIT_BYTES
 from phalanx.errors import (
     Conflict,
     NotFound,
@@ -30,6 +32,7 @@ from phalanx.schemas.wire.tunnels import MAX_CHUNK_BYTES, OpenTunnelRequest
 from phalanx.sdk import PhalanxClient
 from phalanx.server.tunnels import routes
 from phalanx.server.tunnels.registry import NodeKey, TunnelRegistry
+from phalanx.services.queries.tunnels import announce, place_of
 
 pytestmark = pytest.mark.integration
 NODE = "/api/v1/supervisors/tunnels"
@@ -321,3 +324,50 @@ def test_a_process_has_a_most_number_of_tunnels_over_all_jobs() -> None:
     registry.open(NodeKey(1, 1, 0), "ada", purpose)
     now[0] += LINGER_S + 1
     assert registry.join(NodeKey(1, 1, 0)) == [] or len(registry._tunnels) == 1
+
+
+KEY = NodeKey(1, 1, 0)
+
+
+def joined(registry: TunnelRegistry) -> str:
+    """A tunnel that its supervisor has joined."""
+    made = registry.open(KEY, "ada", LS.to_core())
+    assert registry.join(KEY) == [made]
+    return made.id
+
+
+def test_a_tunnel_that_its_client_has_closed_is_not_given_to_the_supervisor() -> None:
+    registry = TunnelRegistry(lambda: 0.0)
+    made = registry.open(KEY, "ada", LS.to_core())
+    registry.close(made.id, 1, "ada", "closed by its client")
+    assert registry.join(KEY) == []
+
+
+def test_the_last_bytes_end_a_tunnel_only_when_all_are_taken_and_read() -> None:
+    """The end comes with bytes for which the client has no room yet, and is sent again with the rest."""
+    registry = TunnelRegistry(lambda: 0.0)
+    tunnel, data = joined(registry), bytes(LIMIT_BYTES)
+    assert registry.node_sends(tunnel, KEY, 0, data, over=False).at == LIMIT_BYTES
+    assert registry.node_sends(tunnel, KEY, LIMIT_BYTES, b"end", over=True).at == LIMIT_BYTES
+    assert registry.is_open(tunnel)
+    assert not registry.client_reads(tunnel, 1, "ada", 0, 1 << 17).over
+    assert registry.client_reads(tunnel, 1, "ada", LIMIT_BYTES, 1 << 17).data == b""
+    assert registry.node_sends(tunnel, KEY, LIMIT_BYTES, b"end", over=True).at == LIMIT_BYTES + 3
+    assert not registry.client_reads(tunnel, 1, "ada", LIMIT_BYTES, 1).over
+    found = registry.client_reads(tunnel, 1, "ada", LIMIT_BYTES + 1, 9)
+    assert (found.data, found.over) == (b"nd", True)
+
+
+def test_ranks_that_were_restarted_meanwhile_get_no_request(rig: Rig, running) -> None:
+    place, purpose = place_of(rig.platform, 1, 0), LS.to_core()
+    older = replace(place, generation=place.generation - 1)
+    with pytest.raises(Conflict, match="restarted a moment ago"):
+        announce(rig.platform, older, purpose, rig.clock.now(), "ada")
+    assert "tunnel_requested" not in [one.kind for one in rig.client.history(1)]
+
+
+def test_a_node_that_does_not_run_any_more_gets_no_request(rig: Rig, running) -> None:
+    place, purpose = place_of(rig.platform, 1, 0), LS.to_core()
+    elsewhere = replace(place, node_rank=7)
+    with pytest.raises(Conflict, match="rank 0 of j-1 does not run"):
+        announce(rig.platform, elsewhere, purpose, rig.clock.now(), "ada")

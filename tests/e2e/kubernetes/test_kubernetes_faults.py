@@ -158,7 +158,7 @@ def test_faults_lose_no_job_and_no_sample(cluster, tmp_path, capsys):
     platform = KubernetesPlatform(tmp_path, cluster)
     platform.up()
     calm = tmp_path / "calm"
-    succeeded(platform, platform.submit(_job(calm)))
+    succeeded(platform, platform.submit(_job(calm)), guard_s=1800)
     dice, witness = random.Random(SEED), Witness(cluster.kubelet)
     faults, views, began = Faults(platform, cluster, dice), [], time.monotonic()
     while faults.done.total() < FAULTS:
@@ -179,7 +179,7 @@ def test_faults_lose_no_job_and_no_sample(cluster, tmp_path, capsys):
             with capsys.disabled():
                 done = faults.done.total()
                 print(f"{time.monotonic() - began:.0f} s: {done}/{FAULTS} {kind} {job}", flush=True)
-        views.append(succeeded(platform, job) if not ended else platform.show(job))
+        views.append(succeeded(platform, job, guard_s=1800) if not ended else platform.show(job))
         assert out.read_text() == calm.read_text()
     witness.close()
     platform.down()

@@ -70,8 +70,8 @@ def pods_of(client):
     return client.list("/api/v1/namespaces/phalanx-default/pods").items
 
 
-def succeeded(platform, job):
-    view = wait_until(lambda: (v := platform.show(job)).is_terminal and v, "its end")
+def succeeded(platform, job, guard_s=240.0):
+    view = wait_until(lambda: (v := platform.show(job)).is_terminal and v, "its end", guard_s)
     assert view.state == "succeeded", (view.failure, platform.run("logs", job, check=False).stdout)
     return view
 
