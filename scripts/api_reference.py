@@ -14,11 +14,13 @@ from typing import Any
 
 from dashboards import shipped
 
-from phalanx.core.alerts.conditions import promql, span
+from phalanx.core.alerts.conditions import promql
 from phalanx.core.alerts.table import ALERTS, Alert
 from phalanx.core.metrics.aliases import ALIASES
 from phalanx.core.metrics.catalogue import GROUPS
 from phalanx.core.metrics.family import Family, MetricOrigin
+from phalanx.core.slo.burn import span
+from phalanx.core.slo.indicators import INDICATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "phalanx"
@@ -341,6 +343,11 @@ def alert_rows() -> list[list[str]]:
         ]
         for one in ALERTS
     ]
+
+
+def indicator_rows() -> list[list[str]]:
+    """Every service-level indicator with its target and the series that records it."""
+    return [[one.code, one.title, one.target, f"`{one.recorded}`", one.note] for one in INDICATORS]
 
 
 def alert_text(one: Alert) -> str:

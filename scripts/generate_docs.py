@@ -20,6 +20,7 @@ docs/reference/metrics.md              its tables, from the catalogue of metrics
 docs/reference/dashboards.md           from the dashboards of `phalanx.monitoring`
 docs/reference/environment.md          its table of a rank's variables, from `core/contract`
 docs/how-to/alerts.md                  its table, from the table of alerts
+docs/how-to/objectives.md              its table, from the table of indicators
 docs/runbooks/*.md                     the condition of each alert
 """
 
@@ -573,6 +574,14 @@ def alerts_page() -> str:
     )
 
 
+def objectives_page() -> str:
+    heads = ["indicator", "meaning", "target", "series", "note"]
+    return api_reference.with_tables(
+        REFERENCE.parent / "how-to" / "objectives.md",
+        {"indicators": table(heads, api_reference.indicator_rows())},
+    )
+
+
 def runbook_page(one: Alert) -> str:
     page = REFERENCE.parent / "runbooks" / f"{one.name}.md"
     return api_reference.with_tables(page, {"alert": api_reference.alert_text(one)})
@@ -614,6 +623,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "dashboards.md": dashboards_page,
     "environment.md": environment_page,
     "../how-to/alerts.md": alerts_page,
+    "../how-to/objectives.md": objectives_page,
     **{f"../runbooks/{one.name}.md": partial(runbook_page, one) for one in ALERTS},
 }
 

@@ -69,7 +69,7 @@ _BOOT = (
 )
 _PACKAGES = "supervise/packages reads the request as JSON, before models are loaded"
 OTHERWISE: dict[str, str] = {
-    **dict.fromkeys(("JobSpec.env_compat", "JobSpec.job_class"), _REFUSED),
+    "JobSpec.env_compat": _REFUSED,
     "JobSpec.description": "shown with the job, from its stored spec",
     **{
         f"{one}.schema_version": _VERSION

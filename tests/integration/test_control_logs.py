@@ -13,7 +13,8 @@ from integration.rig import Rig, ScriptedSupervisor, open_rig
 from phalanx.executors.protocol import OutputSize, SupervisorStatus
 from phalanx.launch import secret_files
 from phalanx.schemas.wire import supervision as wire
-from phalanx.server.settings import RetentionSettings, Settings
+from phalanx.server.settings import Settings
+from phalanx.server.settings_groups.accounting import RetentionSettings
 from phalanx.services.lifecycle import leftover_logs
 from phalanx.services.retention.expired_data import RetentionProgress, retention_step
 

@@ -256,6 +256,7 @@ def test_prometheus_takes_the_configuration(tmp_path: Path) -> None:
         ["config", tmp_path / "prometheus.yml"],
         ["rules", tmp_path / "rules/phalanx-aliases.yml"],
         ["rules", tmp_path / "rules/phalanx-alerts.yml"],
+        ["rules", tmp_path / "rules/phalanx-slo.yml"],
     ):
         done = subprocess.run(["promtool", "check", *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -291,9 +292,10 @@ def test_objects_of_kubernetes_find_the_service_and_carry_rules_and_dashboards()
     assert selector.items() <= service["metadata"]["labels"].items()
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["port"] in {one["name"] for one in service["spec"]["ports"]}
-    rule, alerts = yaml.safe_load(files["kubernetes/prometheus-rules.yaml"])["items"]
+    rule, alerts, slo = yaml.safe_load(files["kubernetes/prometheus-rules.yaml"])["items"]
     assert rule["spec"] == rule_file()
     assert alerts["spec"] == yaml.safe_load(files["rules/phalanx-alerts.yml"])
+    assert slo["spec"] == yaml.safe_load(files["rules/phalanx-slo.yml"])
     maps = yaml.safe_load(files["kubernetes/dashboards.yaml"])["items"]
     texts = {name: text for one in maps for name, text in one["data"].items()}
     assert {name: json.loads(text)["uid"] for name, text in texts.items()} == {

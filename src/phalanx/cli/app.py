@@ -34,6 +34,7 @@ from phalanx.cli.verbs.enter.exec import exec_
 from phalanx.cli.verbs.enter.port_forward import port_forward
 from phalanx.cli.verbs.monitoring.alerts import alerts_app
 from phalanx.cli.verbs.monitoring.dashboards import dashboards_app
+from phalanx.cli.verbs.monitoring.slo import slo_app
 from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, quotas, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
@@ -160,7 +161,7 @@ app.add_typer(templates_app, rich_help_panel=_TRAIN)
 app.add_typer(bench_app, rich_help_panel=_PLATFORM)
 for _group in (
     *(budgets_app, prices_app, pools_app, nodes_app, projects_app, scheduler_app, token_app),
-    *(users_app, groups_app, grants_app, secrets_app, alerts_app),
+    *(users_app, groups_app, grants_app, secrets_app, alerts_app, slo_app),
     *(dashboards_app, platform.admin_app, submit.spec_app),
 ):
     app.add_typer(_group, rich_help_panel=_PLATFORM)

@@ -15,6 +15,7 @@ import yaml
 from phalanx.core.alerts.alertmanager import alertmanager_example
 from phalanx.core.alerts.prometheus import AlertLinks, alert_rules
 from phalanx.core.metrics.aliases import rule_file
+from phalanx.core.slo.recording import slo_rule_file
 from phalanx.errors import UserError
 
 DEFAULT_URL = "http://localhost:7000"
@@ -25,6 +26,7 @@ GRAFANA_IMAGE = "grafana/grafana:12.4.0"
 _INSIDE = "/etc/phalanx"
 _PROMETHEUS_PORT, _GRAFANA_PORT = 9090, 3000
 _RULES, _ALERTS = "rules/phalanx-aliases.yml", "rules/phalanx-alerts.yml"
+_SLO = "rules/phalanx-slo.yml"
 #: The label by which the sidecar of Grafana's Helm chart finds dashboards.
 _FOR_GRAFANA = {"grafana_dashboard": "1"}
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -113,8 +115,8 @@ def provisioning(watched: WatchedPlatform) -> dict[str, str]:
 
 
 def rules(watched: WatchedPlatform) -> dict[str, str]:
-    """Recording rules of Prometheus: names that other platforms have."""
-    return {_RULES: _yaml(rule_file())}
+    """Recording rules of Prometheus: names that other platforms have, indicators and objectives."""
+    return {_RULES: _yaml(rule_file()), _SLO: _yaml(slo_rule_file())}
 
 
 def alerts(watched: WatchedPlatform) -> dict[str, str]:
@@ -229,6 +231,7 @@ def kubernetes(watched: WatchedPlatform) -> dict[str, str]:
         for name, spec in (
             ("phalanx-aliases", rule_file()),
             ("phalanx-alerts", _alert_rules(watched)),
+            ("phalanx-slo", slo_rule_file()),
         )
     ]
     maps = [

@@ -20,6 +20,7 @@ from phalanx.schemas.api.credentials import (
     TokenCreated,
     TokenView,
 )
+from phalanx.schemas.api.health.objectives import ObjectivesView
 from phalanx.schemas.api.pools import (
     ApplyPoolsRequest,
     ApplyProjectsRequest,
@@ -310,6 +311,10 @@ class PhalanxClient(JobCalls):
     def end_sessions(self) -> int:
         """End the sessions of all browsers; returns their number. Needs the scope admin."""
         return self._post(f"{V1}/tokens/end-sessions", None, EndedSessions).count
+
+    def objectives(self, *, days: int = 30, project: str | None = None) -> ObjectivesView:
+        """Objectives of job classes with their error budgets, by the jobs that ended within these days."""
+        return self._get(f"{V1}/objectives", ObjectivesView, {"days": days, "project": project})
 
     def why(self, num: int) -> WhyView:
         """Explain why a job waits, runs or was preempted. Raises NotFound."""

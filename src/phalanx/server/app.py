@@ -165,6 +165,7 @@ def build_context(  # noqa: PLR0913
                 stores=settings.retention.stores,
                 store_env=store_environment(),
             ),
+            classes=settings.slo.resolved(),
             policy=policy_of(settings.scheduler),
             sampler=sampler or SamplerWorker(),
             clusters=clusters or NoClusters(),

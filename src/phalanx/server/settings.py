@@ -18,7 +18,6 @@ from typing import Annotated, Literal
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
@@ -27,20 +26,18 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from phalanx.checkpoint.encryption import parse_keys
 from phalanx.checkpoint.removal.far import VARIABLES
-from phalanx.core.cost.anomalies import AnomalyLimits
-from phalanx.core.cost.prices import HOUR_US, NANO
-from phalanx.core.retention.policy import RetentionPeriods
 from phalanx.core.scheduling import DEFAULT_POLICY, PlannerConfig
 from phalanx.core.tenancy.identities import ClaimNames
 from phalanx.core.training.checkpoints import far_prefix
 from phalanx.errors import Problem, SpecInvalid, UserError
 from phalanx.executors.node_files import MACHINE_VARIABLES
 from phalanx.kit.text import nearest
-from phalanx.kit.units import parse_duration, parse_size
 from phalanx.launch.linux import replace_environment
 from phalanx.launch.tls.trust import read_ca
 from phalanx.schemas.home import HomeLayout
-from phalanx.services.cost.anomalies import AnomalyConfig
+from phalanx.server.settings_groups.accounting import CostSettings, RetentionSettings
+from phalanx.server.settings_groups.forms import SettingsGroup, read_duration
+from phalanx.server.settings_groups.objectives import SloSettings
 from phalanx.services.login.provider import LoginConfig, is_protected
 from phalanx.services.objects.code_archives import CodeArchives
 from phalanx.services.objects.log_files import LogFiles
@@ -53,12 +50,6 @@ _COMMAND_S = 60.0
 _MAX_KEYS = 1 << 16
 # Settings that had another name: section and key, then and now.
 _RENAMED = {("scheduler", "hole_ttl_s"): ("scheduler", "reservation_ttl_s")}
-
-
-class SettingsGroup(BaseModel):
-    """One group of settings; unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class DatabaseSettings(SettingsGroup):
@@ -351,98 +342,6 @@ class SchedulerSettings(SettingsGroup):
     )
 
 
-def _size(value: object) -> object:
-    return parse_size(value) if isinstance(value, str) else value
-
-
-Size = Annotated[int | None, BeforeValidator(_size), Field(ge=1 << 20)]
-
-
-def _age(value: object) -> object:
-    return parse_duration(value) if isinstance(value, str) else value
-
-
-# A supervisor may send unacknowledged reports again: younger data are not deleted.
-Age = Annotated[float | None, BeforeValidator(_age), Field(ge=3600)]
-
-
-class CostSettings(SettingsGroup):
-    """Anomalies of cost: days that cost much more than expected."""
-
-    anomaly_usd: float = Field(
-        default=10.0, ge=0, le=1e9, description="Least extra US dollars of a day that are told."
-    )
-    anomaly_slot_hours: float = Field(
-        default=24.0,
-        ge=0,
-        le=1e9,
-        description="Least extra slot-hours of a day that are told, where nothing has a price.",
-    )
-    anomaly_labels: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
-        default=("team",),
-        max_length=8,
-        description="Names of labels: the jobs with each value are judged together.",
-    )
-    anomaly_tick_s: float = Field(default=600.0, gt=0, description="Interval between judgements.")
-
-    def resolved(self) -> AnomalyConfig:
-        """The values of the detector."""
-        limits = AnomalyLimits(
-            round(self.anomaly_usd * NANO), round(self.anomaly_slot_hours * HOUR_US)
-        )
-        return AnomalyConfig(limits, self.anomaly_labels)
-
-
-class RetentionSettings(SettingsGroup):
-    """Times after the end of a job at which its data are deleted, such as `30d`; projects may differ."""
-
-    logs: Age = Field(
-        default=None,
-        description="Age of stored output of ranks, and time after the end of a job, at which log files "
-        "are deleted; absent: never.",
-    )
-    metrics: Age = Field(
-        default=None,
-        description="Age of ended jobs at which their metrics are deleted; absent: never.",
-    )
-    checkpoints: Age = Field(
-        default=None,
-        description="Time after the end of a job at which its checkpoints are deleted, except the newest, "
-        "the best and pinned ones; absent: never.",
-    )
-    code: Age = Field(
-        default=7 * 86_400.0,
-        description="Time after the end of the last job with a code archive at which it is deleted.",
-    )
-    jobs: Age = Field(
-        default=None,
-        description="Time after the end of a job at which it is deleted with everything that it has; "
-        "absent: never.",
-    )
-    log_bytes_per_job: Size = Field(
-        default=512 << 20,
-        description="Output of ranks that is stored of one job, such as `512MiB`. Above it, output behind "
-        "the first eighth is deleted, the oldest first, and its place shows the number of bytes.",
-    )
-    tick_s: float = Field(default=600.0, gt=0, description="Interval between retention sweeps.")
-    stores: tuple[str, ...] | None = Field(
-        default=None,
-        description="Prefixes of object stores in which the control plane may delete the checkpoints of "
-        'deleted jobs, as JSON: `["s3://team/"]`. Absent: every store that a job names.',
-    )
-
-    @property
-    def periods(self) -> RetentionPeriods:
-        """The periods of projects that have none of their own."""
-        return RetentionPeriods(
-            logs=self.logs,
-            metrics=self.metrics,
-            checkpoints=self.checkpoints,
-            code=self.code,
-            jobs=self.jobs,
-        )
-
-
 class StorageSettings(SettingsGroup):
     """Files of the control plane in an object store."""
 
@@ -577,7 +476,7 @@ class LoginSettings(SettingsGroup):
         description="Claim with the groups of a user, which become its groups here; absent: the provider "
         "names none.",
     )
-    token_s: Annotated[float, BeforeValidator(_age), Field(ge=60, le=31 * 86400)] = Field(
+    token_s: Annotated[float, BeforeValidator(read_duration), Field(ge=60, le=31 * 86400)] = Field(
         default=12 * 3600.0, description="Lifetime of a token that a login ends in, such as `12h`."
     )
 
@@ -636,6 +535,7 @@ class Settings(BaseSettings):
     scheduler: SchedulerSettings = SchedulerSettings()
     retention: RetentionSettings = RetentionSettings()
     cost: CostSettings = CostSettings()
+    slo: SloSettings = SloSettings()
     storage: StorageSettings = StorageSettings()
     metrics: MetricsSettings = MetricsSettings()
     idle_exit_s: float | None = Field(

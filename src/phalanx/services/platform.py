@@ -12,6 +12,7 @@ from typing import Protocol
 from phalanx.core.gang.placement import Node
 from phalanx.core.retention.policy import RetentionPeriods
 from phalanx.core.scheduling import EmptyClusters
+from phalanx.core.slo.objectives import DEFAULT_CLASS, STANDARD, JobClass
 from phalanx.errors import NotSupported
 from phalanx.executors.protocol import BoundedExecutor, Executor
 from phalanx.schemas.api.pools import ChangeView
@@ -110,6 +111,8 @@ class Platform:
     contact_lost_after_s: float = 480.0  # silence before a supervisor is lost
     log_limit: int | None = None  # bytes of output stored of one job; None: any number
     retention: RetentionRules = field(default_factory=RetentionRules)  # periods by default
+    #: classes of jobs by name, with their objectives
+    classes: Mapping[str, JobClass] = field(default_factory=lambda: {DEFAULT_CLASS: STANDARD})
     policy: PlanningPolicy = field(default_factory=PlanningPolicy)  # until another one is stored
     scheduler_cache: SchedulerCache = field(default_factory=SchedulerCache, compare=False)  # cache
     studies: StudyCache = field(default_factory=StudyCache, compare=False)  # studies in memory

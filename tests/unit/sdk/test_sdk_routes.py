@@ -109,6 +109,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "apply_projects": lambda c: c.apply_projects({}),
     "remove_project": lambda c: c.remove_project("a"),
     "stores": lambda c: c.stores(),
+    "objectives": lambda c: c.objectives(days=7, project="default"),
     "quotas": lambda c: c.quotas(project="default", user="ada"),
     "scheduler_policy": lambda c: c.scheduler_policy(),
     "set_scheduler_policy": lambda c: c.set_scheduler_policy("fair"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from phalanx.core.metrics.aliases import one_of
-from phalanx.core.slo.burn import MIN_BAD, BurnWindow, windows_for
+from phalanx.core.slo.burn import MIN_BAD, BurnWindow, span, windows_for
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
@@ -135,14 +135,6 @@ def _reading(one: Reading) -> str:
     by = f" by ({', '.join(one.by)})" if one.by else ""
     combined = f"{one.how}{by} ({one_of(found)})"
     return f"round({combined})" if one.window_s and one.whole else combined
-
-
-def span(duration_s: int) -> str:
-    """A duration as Prometheus writes it: `5m`, `6h`, `3d`."""
-    for unit, size in (("d", DAY_S), ("h", HOUR_S), ("m", MINUTE_S)):
-        if duration_s and duration_s % size == 0:
-            return f"{duration_s // size}{unit}"
-    return f"{duration_s}s"
 
 
 def readings(one: Value | Condition) -> Iterator[Reading]:

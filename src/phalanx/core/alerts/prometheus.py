@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.core.alerts.conditions import promql, span
+from phalanx.core.alerts.conditions import promql
 from phalanx.core.alerts.table import (
     ALERTS,
     CHECKPOINTS,
@@ -18,6 +18,7 @@ from phalanx.core.alerts.table import (
     Alert,
     FailureMode,
 )
+from phalanx.core.slo.burn import span
 
 GROUPS: Mapping[str, tuple[Alert, ...]] = {
     "phalanx-control-plane": CONTROL_PLANE,

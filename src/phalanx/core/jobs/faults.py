@@ -40,11 +40,16 @@ _PLATFORM_CODES = frozenset(code_of(one) for one in PLATFORM_CAUSES)
 
 def fault_of(job: Job) -> JobFault:
     """The fault of a job that has ended."""
-    if job.state is JobState.SUCCEEDED:
-        return JobFault.NONE
-    if job.state is JobState.CANCELLED:
-        return JobFault.CANCELLED
     failure = job.last_failure
-    if job.reason.code in _USED_UP and failure is not None:
-        return JobFault.PLATFORM if failure.cause in PLATFORM_CAUSES else JobFault.USER
-    return JobFault.PLATFORM if job.reason.code in _PLATFORM_CODES else JobFault.USER
+    return fault_of_end(job.state, job.reason.code, "" if failure is None else failure.cause)
+
+
+def fault_of_end(state: str, reason: str, cause: str) -> JobFault:
+    """The fault of a job by its last state, the reason of it, and the cause of its last failure."""
+    if state == JobState.SUCCEEDED:
+        return JobFault.NONE
+    if state == JobState.CANCELLED:
+        return JobFault.CANCELLED
+    if reason in _USED_UP and cause:
+        return JobFault.PLATFORM if cause in PLATFORM_CAUSES else JobFault.USER
+    return JobFault.PLATFORM if reason in _PLATFORM_CODES else JobFault.USER

@@ -23,8 +23,11 @@ _CAUSES = tuple(sorted(one.value for one in Cause))
 _RESTARTS = tuple(
     sorted({*(code_of(one).value for one in Cause), *(one.value for one in MADE_ROOM)})
 )
+_FAULTS = tuple(sorted(one.value for one in JobFault))
 _STATES = tuple(one.value for one in JobState)
 _ENDS = tuple(sorted(one.value for one in TERMINAL))
+#: The settings have 50 classes at most, and there is the default one.
+_CLASS = Label("class", most=51)
 _COMMIT = "services/ledger/counting.py"
 _REPORTS = "store/lineage.py"
 
@@ -55,8 +58,23 @@ JOBS = (
     counter(
         "phalanx_jobs_ended",
         "Ended jobs by what ended them: none is success",
-        Label("fault", tuple(sorted(one.value for one in JobFault))),
+        Label("fault", _FAULTS),
         where=_COMMIT,
+    ),
+    counter(
+        "phalanx_class_jobs_ended",
+        "Ended jobs of a class by what ended them: none is success",
+        _CLASS,
+        Label("fault", _FAULTS),
+        where=_COMMIT,
+    ),
+    counter(
+        "phalanx_class_slot_seconds",
+        "Held slot time of a class, as attempts end: in steps made for the first time, or other",
+        _CLASS,
+        Label("use", ("other", "productive")),
+        unit="seconds",
+        where="services/ledger/settle.py",
     ),
     counter("phalanx_attempts", "Placements of jobs", where=_COMMIT),
     gauge(

@@ -38,3 +38,11 @@ def windows_for(target: float, *, pages: bool) -> tuple[BurnWindow, ...]:
     return tuple(
         one for one in BURN_WINDOWS if one.pages is pages and one.burn * (1.0 - target) < 1.0
     )
+
+
+def span(duration_s: int) -> str:
+    """A duration as Prometheus writes it: `5m`, `6h`, `3d`."""
+    for unit, size in (("d", _DAY_S), ("h", _HOUR_S), ("m", _MINUTE_S)):
+        if duration_s and duration_s % size == 0:
+            return f"{duration_s // size}{unit}"
+    return f"{duration_s}s"

@@ -325,7 +325,11 @@ class JobSpec(Section):
     labels: dict[Name, Text] = Field(
         default_factory=dict, max_length=100, description="Labels to filter by."
     )
-    job_class: Name | None = Field(default=None, alias="class", description="Job class.")
+    job_class: Name | None = Field(
+        default=None,
+        alias="class",
+        description="Class of the job: its objectives are among the settings of the control plane.",
+    )
     run: Command | None = optional(
         "The command of every rank: one line for the shell, or a list of words."
     )

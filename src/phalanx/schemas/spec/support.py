@@ -60,7 +60,6 @@ def _given(*path: str) -> Callable[[JobSpec], Any]:
 
 # Path, what makes it count as used, what is not there yet, what to write instead.
 _NOT_YET: tuple[tuple[str, Callable[[JobSpec], Any], str, str], ...] = (
-    ("class", _given("job_class"), "job classes", "remove it"),
     ("env_compat", _given("env_compat"), "other launchers' variables", "remove it"),
     ("resources.nodes", _endless, "ranges without an upper end", "write one, as in 2..4"),
     ("resources.cpus", _cpu_range, "ranges of CPUs", "write one number"),

@@ -122,7 +122,7 @@ class Exposition:
 
     def _put_platform(self, sheet: Sheet, stored: _Stored, now: int) -> None:
         families.put_jobs(sheet, stored.there, now)
-        sheet.put_totals(stored.totals)
+        sheet.put_totals(families.with_classes(stored.totals, self._platform.classes))
         pools, nodes = inventory.list_pools(self._platform), inventory.list_nodes(self._platform)
         families.put_pools(sheet, pools, nodes)
         families.put_scaling(sheet, scaling_states(self._platform))

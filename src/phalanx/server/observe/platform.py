@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from phalanx.core.cost.anomaly_life import LIVE, CostAnomaly
 from phalanx.core.cost.ledger import Account
@@ -10,6 +10,7 @@ from phalanx.core.cost.prices import HOUR_US, NANO
 from phalanx.core.cost.totals import Totals
 from phalanx.core.jobs.model import JobState
 from phalanx.core.metrics import platform as limits
+from phalanx.core.metrics.catalogue import CATALOGUE
 from phalanx.core.quotas.usage import QuotaUse
 from phalanx.core.retention.holds import RemovalCause
 from phalanx.core.retention.policy import DataKind
@@ -17,9 +18,25 @@ from phalanx.core.scaling.model import PoolScaling, ScalingPolicy
 from phalanx.schemas.api.pools import NodeView, PoolView
 from phalanx.server.observe.sheet import Sheet
 from phalanx.services.queries.feed import Present
+from phalanx.store.engines.totals import TotalKey
 
 _US = 1e-6
 _NODE_STATES = ("closed", "drained", "open", "quarantined")
+
+
+def with_classes(
+    totals: Mapping[TotalKey, float], classes: Collection[str]
+) -> dict[TotalKey, float]:
+    """The totals with 0 for each job class that has none yet, and without classes that were dropped."""
+    by_class = ("phalanx_class_jobs_ended", "phalanx_class_slot_seconds")
+    born = {
+        (name, (one, value)): 0.0
+        for name in by_class
+        for one in classes
+        for value in CATALOGUE[name].labels[1].values
+    }
+    kept = {key: value for key, value in totals.items() if key[0] not in by_class or key in born}
+    return born | kept
 
 
 def put_jobs(sheet: Sheet, there: Present, now: int) -> None:

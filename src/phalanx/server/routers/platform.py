@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 import phalanx
 from phalanx.core.tenancy.roles import Permission
@@ -18,11 +18,13 @@ from phalanx.schemas.api.body import (
     ReplicaView,
     at_of,
 )
+from phalanx.schemas.api.health.objectives import ObjectivesView
 from phalanx.server.access import OPEN, Of, needs
-from phalanx.server.context import Context, Here, in_thread
+from phalanx.server.context import By, Context, Here, in_thread
 from phalanx.server.observe.readiness import Readiness
-from phalanx.server.strict_requests import StrictRoute
+from phalanx.server.strict_requests import SearchText, StrictRoute
 from phalanx.services.lifecycle import code
+from phalanx.services.queries.objectives import judged_objectives
 from phalanx.store import jobs
 
 router = APIRouter(tags=["platform"], route_class=StrictRoute)
@@ -43,6 +45,23 @@ def get_readiness(request: Request, response: Response) -> ReadinessView:
     found = readiness.now()
     response.status_code = 200 if found.status == "ready" else 503
     return found
+
+
+@router.get("/api/v1/objectives", openapi_extra=needs(Permission.JOBS_READ, Of.ANY))
+def get_objectives(
+    here: Here,
+    caller: By,
+    days: Annotated[int, Query(ge=3, le=90)] = 30,
+    project: SearchText = None,
+) -> ObjectivesView:
+    """Objectives of job classes with their error budgets, by the jobs that ended within these days.
+
+    A caller of some projects sees what the jobs of its projects reached.
+    """
+    seen = caller.projects(Permission.JOBS_READ)
+    if project is not None:
+        seen = (project,) if seen is None or project in seen else ()
+    return judged_objectives(here.platform, here.clock.now(), days=days, projects=seen)
 
 
 @router.get("/api/v1/info", openapi_extra=needs(Permission.PLATFORM_SEE, Of.ANY))

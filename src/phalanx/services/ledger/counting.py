@@ -13,9 +13,11 @@ from phalanx.core.jobs.faults import fault_of
 from phalanx.core.jobs.model import TERMINAL, Job, JobState, StopGoal
 from phalanx.core.metrics.catalogue import family
 from phalanx.core.reasons import Cause, ReasonCode
+from phalanx.core.slo.objectives import class_name
 from phalanx.store.database import Tx
 from phalanx.store.engines.totals import AddedTotals
 from phalanx.store.events import NewEvent
+from phalanx.store.jobs import StoredJob
 
 _US = 1e-6
 _ENDED = frozenset(one.value for one in TERMINAL)
@@ -30,9 +32,11 @@ def count_submitted(tx: Tx, num_jobs: int) -> None:
     tx.touched.totals.add("phalanx_jobs_submitted", by=num_jobs)
 
 
-def count_changes(tx: Tx, before: Job, job: Job, entries: Sequence[NewEvent], now: int) -> None:
+def count_changes(
+    tx: Tx, stored: StoredJob, job: Job, entries: Sequence[NewEvent], now: int
+) -> None:
     """Count what the events of one job changed; `job` is as it is after all of them."""
-    totals = tx.touched.totals
+    before, totals = stored.job, tx.touched.totals
     state, restarts = before.state.value, before.restarts
     for one in entries:
         after = str(one.reason["state"])
@@ -46,6 +50,10 @@ def count_changes(tx: Tx, before: Job, job: Job, entries: Sequence[NewEvent], no
         restarts = one.reason["restarts"]
         if after != state:
             _count_state(totals, state, after, before, job, now)
+            if after in _ENDED:
+                fault = fault_of(job).value
+                totals.add("phalanx_jobs_ended", fault)
+                totals.add("phalanx_class_jobs_ended", class_name(stored.facts.spec), fault)
         state = after
 
 
@@ -73,7 +81,6 @@ def _count_state(
             _observe(totals, "phalanx_start_seconds", now - placed)
     elif after in _ENDED:
         totals.add("phalanx_jobs_finished", after)
-        totals.add("phalanx_jobs_ended", fault_of(job).value)
         _observe(totals, "phalanx_job_seconds", now - job.submitted_at, after)
         if job.reason.code is ReasonCode.FINAL_CHECKPOINT_NOT_SAVED:
             totals.add("phalanx_save_failures", "final")

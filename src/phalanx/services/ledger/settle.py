@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phalanx.core.cost.ledger import (
+    Account,
     AccountRow,
     AttemptHistory,
     GenerationTimes,
@@ -18,6 +19,7 @@ from phalanx.core.cost.ledger import (
 from phalanx.core.cost.price_table import Held, PriceTable
 from phalanx.core.jobs.model import Attempt, Job, JobState, StopGoal
 from phalanx.core.reasons import ReasonCode
+from phalanx.core.slo.objectives import class_name
 from phalanx.store.cost import prices, rows
 from phalanx.store.cost.rows import CostOwner, CostRow
 from phalanx.store.database import Tx
@@ -42,6 +44,21 @@ def settle(tx: Tx, changed: Sequence[tuple[StoredJob, Job]], now: int) -> None:
         rows.lock(tx)
         settled = attempt_rows(tx, over, prices.table(tx), now, ended=True)
         rows.add_many(tx, [row for one in settled.values() for row in one])
+        for before in over:
+            _count_slot_time(tx, before, settled.get(before.job.num, ()))
+
+
+def _count_slot_time(tx: Tx, stored: StoredJob, ended: Sequence[CostRow]) -> None:
+    """Add what an attempt held to the totals of the class of its job."""
+    productive = sum(
+        amount
+        for one in ended
+        for account, amount in one.row.amounts
+        if account is Account.PRODUCTIVE
+    )
+    held, named = sum(one.row.total for one in ended), class_name(stored.facts.spec)
+    for use, amount in (("productive", productive), ("other", held - productive)):
+        tx.touched.totals.add("phalanx_class_slot_seconds", named, use, by=amount / _US)
 
 
 def live_rows(tx: Tx, live: Sequence[StoredJob], now: int) -> dict[int, list[CostRow]]:

@@ -257,7 +257,7 @@ def _save(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
     outbox.add(tx, [(one.job.num, c) for one in changed for c in one.commands], now)
     settle(tx, [(one.before, one.job) for one in changed], now)
     for one in changed:
-        count_changes(tx, one.before.job, one.job, one.entries, now)
+        count_changes(tx, one.before, one.job, one.entries, now)
         _touch(tx, one.job, one.wake)
         tx.touched.rows[one.job.num] = one.stored()
         if one.facts is not None:

@@ -15,6 +15,7 @@ from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.events import Submitted
 from phalanx.core.jobs.model import JobPolicy
 from phalanx.core.scheduling import EmptyCluster
+from phalanx.core.slo.objectives import JobClass
 from phalanx.core.tenancy.principals import HOME_CALLER, Caller, actor_of
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
@@ -113,6 +114,7 @@ def check(
     problems = [*check_supported(spec), *_no_values(spec)]
     # Trials have no caller: a rule of a later release must not end a study.
     problems += [] if by is None else plain_credentials(request.spec)
+    problems += [] if by is None else _no_class(spec, platform.classes)
     resume = None
     if not problems:
         policy, facts = spec.to_policy(), facts_of(spec)
@@ -139,6 +141,14 @@ def check(
     if problems:
         raise SpecInvalid(problems)
     return Accepted(spec, shown_spec(resolved(spec)), policy, facts, resume)
+
+
+def _no_class(spec: JobSpec, classes: Mapping[str, JobClass]) -> list[Problem]:
+    """A class that the settings do not have. A trial of a study outlives the settings of its beginning."""
+    if spec.job_class is None or spec.job_class in classes:
+        return []
+    said = f"there is no such job class; the control plane has {', '.join(sorted(classes))}"
+    return [Problem("class", said, spec.job_class)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from phalanx.core.alerts.conditions import (
     names_read,
     promql,
     readings,
-    span,
 )
 from phalanx.core.alerts.table import ALERTS, BY_NAME
+from phalanx.core.slo.burn import span
 
 JOBS = Reading("phalanx_jobs", ("state",), (("state", "running|queued"),), how="max")
 ENDED = Reading("phalanx_jobs_ended_total", where=(("fault", "user"),), window_s=600)

@@ -1,0 +1,1 @@
+"""Bodies about how well the platform does: objectives of job classes."""
