@@ -1,11 +1,13 @@
 """What holds for every test."""
 
+import functools
 import gc
 import signal
 import warnings
 from collections.abc import Iterator
 
 import pytest
+import typer.testing
 from hypothesis import settings
 
 from support import databases, leaks
@@ -13,6 +15,9 @@ from support import databases, leaks
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("phalanx", deadline=None)
 settings.load_profile("phalanx")
+
+# Typer makes the commands of an application anew for each call: a tenth of a second for all verbs.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # A shell that starts the suite in the background has it ignore Ctrl-C, and so would every program that
 # a test starts and interrupts. A handler here is the default again in whatever is executed.

@@ -74,7 +74,9 @@ def _new(before: Holdings) -> list[str]:
         and one.is_alive()
         and not one.name.startswith(LIBRARY_THREADS)
     ]
-    found += [f"process {pid}: {_command(pid)}" for pid in sorted(now.children - before.children)]
+    found += [
+        f"process {pid}: {_command(pid)[:120]}" for pid in sorted(now.children - before.children)
+    ]
     found += [f"open file {name}" for name in sorted(now.files - before.files)]
     for name in sorted(now.variables.keys() | before.variables.keys()):
         if now.variables.get(name) != before.variables.get(name):
@@ -114,6 +116,6 @@ def _files() -> frozenset[str]:
 
 def _command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()[:120]
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
     except OSError:
         return "(ended)"

@@ -26,7 +26,9 @@ from phalanx.launch.wire import pair
 PROGRAM = str(Path(sys.executable).parent / "phalanx")
 # By these words a test's leak check knows the process: it serves the tests behind it as well.
 SERVER = (
-    "import sys; from phalanx.train.warm_process import fork_server as verbs_of_tests; "
+    "import functools, sys, typer.main; typer.main.get_command = functools.cache(typer.main.get_command); "
+    "from phalanx.cli.app import app; typer.main.get_command(app); "
+    "from phalanx.train.warm_process import fork_server as verbs_of_tests; "
     "verbs_of_tests.CHANNEL = int(sys.argv.pop()); verbs_of_tests.PRELOADED = (); "
     "verbs_of_tests.main(sys.argv[1:])"
 )

@@ -37,6 +37,7 @@ def test_a_pytorchjob_trains_on_this_machine(home: Home) -> None:
     assert "image dropped: left out by --local" in err
 
 
+@pytest.mark.extras
 def test_master_and_worker_that_differ_train_as_one_world(home: Home) -> None:
     code, out, err = home.run("submit", "pytorchjob-unequal.yaml", "--local", "--follow")
     assert code == 0, err

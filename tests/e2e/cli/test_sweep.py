@@ -100,6 +100,7 @@ for epoch in range(2) if x else ():
 """
 
 
+@pytest.mark.extras
 def test_a_script_without_the_library_is_searched_by_what_it_prints(home: Home):
     name = study_file(home, [0, 2, 1], [0], parallel=1)
     (home.root / "trial.py").write_text(PRINTING)
@@ -129,21 +130,24 @@ def test_bad_studies_are_refused_before_anything_runs(home: Home):
 
 
 @pytest.mark.extras
-def test_a_study_goes_on_where_it_was_after_kills_of_its_control_plane(home: Home):
-    code, _, err = home.run("sweep", study_file(home, [1, 2, 3, 4], [0, 1]), "-d")
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.proof)])
+def test_a_study_goes_on_where_it_was_after_kills_of_its_control_plane(home: Home, kills: int):
+    """Two trials end before each kill, and two behind the last one."""
+    num = 2 * kills + 2
+    code, _, err = home.run("sweep", study_file(home, list(range(1, kills + 2)), [0, 1]), "-d")
     assert code == 0, err
 
     def num_done() -> int:
         return sum(one["status"] == "completed" for one in trials_of(home))
 
-    for kills in (1, 2, 3):
-        wait_until(lambda least=2 * kills: num_done() >= least, "finished trials")
+    for number in range(1, kills + 1):
+        wait_until(lambda least=2 * number: num_done() >= least, "finished trials")
         os.kill(home.server_pid(), signal.SIGKILL)
-    wait_until(lambda: num_done() == 8, "the end of the study")
+    wait_until(lambda: num_done() == num, "the end of the study")
     found = trials_of(home)
-    assert len({(one["params"]["x"], one["params"]["y"]) for one in found}) == len(found) == 8
-    assert len({one["job"] for one in found}) == 8
-    assert len(json.loads(home.run("ps", "--all", "--json")[1])) == 8
+    assert len({(one["params"]["x"], one["params"]["y"]) for one in found}) == len(found) == num
+    assert len({one["job"] for one in found}) == num
+    assert len(json.loads(home.run("ps", "--all", "--json")[1])) == num
 
 
 # Members with a low rate begin behind the second interval of the others, so that they are the worst then.
@@ -352,7 +356,10 @@ OUTSIDE = {
 
 
 @pytest.mark.extras
-def test_asked_trials_outlive_kills_of_the_control_plane_and_of_an_evaluator(tmp_path: Path):
+@pytest.mark.parametrize("kills", [(4,), pytest.param((2, 5, 8), marks=pytest.mark.proof)], ids=len)
+def test_asked_trials_outlive_kills_of_the_control_plane_and_of_an_evaluator(
+    tmp_path: Path, kills: tuple[int, ...]
+):
     """None is lost or given twice, a repeated result changes nothing, suggestions are the same."""
     platform = Platform(tmp_path)
     platform.slots = ("--slots", "1", "--port", str(free_port()))
@@ -378,7 +385,7 @@ def test_asked_trials_outlive_kills_of_the_control_plane_and_of_an_evaluator(tmp
         wait_until(lambda: given(2), "a trial with the first evaluator")
         children[1].kill()
         children += [evaluator(2, "one"), evaluator(2, "other")]
-        for num_given in (2, 5, 8):
+        for num_given in kills:
             wait_until(lambda least=num_given: len(given(2)) >= least, "trials with evaluators")
             kill(platform.server_pid())
             assert platform.process is not None

@@ -36,6 +36,7 @@ def calm(platform, tmp_path_factory):
     return job, file.read_text()
 
 
+@pytest.mark.proof
 def test_processes_on_unequal_nodes_are_one_world(platform, tmp_path, calm):
     """Two processes on one node and one on another, and one of them is killed."""
     file = tmp_path / "unequal"

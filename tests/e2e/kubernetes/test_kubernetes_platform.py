@@ -113,6 +113,7 @@ def test_a_lost_node_is_replaced_after_its_restart_and_a_stop_leaves_nothing(
     wait_until(lambda: cluster.left() == [], "an empty cluster")
 
 
+@pytest.mark.extras
 def test_a_job_with_an_image_volumes_and_containers_beside_its_ranks(platform, cluster, tmp_path):
     client = cluster.kubelet.client
     path = "/api/v1/namespaces/phalanx-default/persistentvolumeclaims"
@@ -143,7 +144,7 @@ def test_a_job_with_an_image_volumes_and_containers_beside_its_ranks(platform, c
         platform.submit(on_kubernetes(out, "--epochs=1"))
 
 
-@pytest.mark.extras
+@pytest.mark.proof
 def test_one_world_over_unequal_pods_recovers_exactly(platform, cluster, tmp_path):
     """A pod with two ranks and one with one: a rank is killed, then a pod, and each has its own image."""
     flags = ["--epochs=5", "--samples=240"]
@@ -269,6 +270,7 @@ def tpu_platform(cluster, tmp_path):
     wait_until(lambda: cluster.left() == [], "an empty cluster")
 
 
+@pytest.mark.extras
 def test_a_jobset_of_two_tpu_slices_runs_on_two_whole_ones(tpu_platform, tmp_path):
     out, file = tmp_path / "env", tmp_path / "jobset.yaml"
     out.mkdir()

@@ -14,6 +14,7 @@ from support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.extras,
     pytest.mark.leaves("the fake API server of all tests here keeps a thread for each connection"),
 ]
 TREE = "phalanx-tree:test"
@@ -71,7 +72,6 @@ def test_ranks_of_a_static_shell_in_an_empty_image(platform, cluster, tmp_path):
     assert not (tmp_path / "shell" / "etc" / "ssl").exists()
 
 
-@pytest.mark.extras
 def test_ranks_of_a_program_that_is_linked_to_musl(platform, cluster, tmp_path):
     cluster.kubelet.images["musl:1"] = images.with_musl(tmp_path / "musl", RANK_C)
     label = job(platform, "musl:1", "/bin/rank", {"note": ""})
@@ -110,7 +110,6 @@ print("phalanx of", phalanx.__file__, "python of", sys.prefix, "pydantic", "pyda
 """
 
 
-@pytest.mark.extras
 def test_a_training_with_the_python_of_the_image(platform, cluster, tmp_path):
     root = tmp_path / "python"
     packages = [images.site_packages()]
@@ -124,7 +123,6 @@ def test_a_training_with_the_python_of_the_image(platform, cluster, tmp_path):
     assert "fresh interpreters" not in shown(platform, label)
 
 
-@pytest.mark.extras
 def test_a_python_below_3_11_runs_scripts_and_says_what_it_cannot(platform, cluster, tmp_path):
     python = images.older_python()
     cluster.kubelet.images["old:1"] = images.with_python(tmp_path / "old", python)

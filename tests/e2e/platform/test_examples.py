@@ -107,8 +107,7 @@ def test_sites_that_never_share_data(platform: Platform):
     sites = platform.jobs()[0].label
 
     def rounds() -> int:
-        out = platform.run("logs", coordinator, check=False).stdout
-        return out.count("round ")
+        return platform.output(coordinator).count("round ")
 
     wait_until(lambda: rounds() >= 2, "two rounds")
     kill(platform.rank_pids(coordinator)[0])

@@ -12,6 +12,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.extras]
 FLAGS = ("--epochs=8", "--samples=480")
 
 
+@pytest.fixture(scope="module")
+def calm(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What an uninterrupted run of `FLAGS` ends with."""
+    out = tmp_path_factory.mktemp("calm") / "probe"
+    platform.wait_state(platform.submit(probe_spec(out, *FLAGS)), "succeeded")
+    return out.read_text()
+
+
 def paused_after_a_save(
     platform: Platform,
     out: Path,
@@ -28,9 +36,8 @@ def paused_after_a_save(
     return job
 
 
-def test_a_mount_that_comes_late_costs_nothing(platform: Platform, tmp_path: Path):
-    calm, out, go = tmp_path / "calm", tmp_path / "probe", tmp_path / "go"
-    platform.wait_state(platform.submit(probe_spec(calm, *FLAGS)), "succeeded")
+def test_a_mount_that_comes_late_costs_nothing(platform: Platform, tmp_path: Path, calm: str):
+    out, go = tmp_path / "probe", tmp_path / "go"
     job = paused_after_a_save(platform, out, go)
     view = platform.show(job)
     store, away = Path(view.checkpoint_dir), tmp_path / "away"
@@ -53,7 +60,7 @@ def test_a_mount_that_comes_late_costs_nothing(platform: Platform, tmp_path: Pat
     view = platform.wait_state(job, "succeeded")
     assert view.lineage.redone == 0
     assert view.restarts == 0
-    assert out.read_text() == calm.read_text()
+    assert out.read_text() == calm
 
 
 def test_a_folder_that_stays_away_fails_and_the_owner_may_begin_anew(
@@ -79,9 +86,10 @@ def test_a_folder_that_stays_away_fails_and_the_owner_may_begin_anew(
     assert "without the checkpoints that it has" in platform.run("show", job, "--events").stdout
 
 
-def test_an_older_checkpoint_is_taken_after_the_wait_and_said(platform: Platform, tmp_path: Path):
-    calm, out, go = tmp_path / "calm", tmp_path / "probe", tmp_path / "go"
-    platform.wait_state(platform.submit(probe_spec(calm, *FLAGS)), "succeeded")
+def test_an_older_checkpoint_is_taken_after_the_wait_and_said(
+    platform: Platform, tmp_path: Path, calm: str
+):
+    out, go = tmp_path / "probe", tmp_path / "go"
     job = paused_after_a_save(platform, out, go, wait="0.2s")
     store = Path(platform.show(job).checkpoint_dir)
     *_, older, newest = sorted(one for one in store.iterdir() if one.name.startswith("step-"))
@@ -94,7 +102,7 @@ def test_an_older_checkpoint_is_taken_after_the_wait_and_said(platform: Platform
     go.touch()
     view = platform.wait_state(job, "succeeded")
     assert view.lineage.redone > 0 and view.restarts == 0
-    assert out.read_text() == calm.read_text()
+    assert out.read_text() == calm
 
 
 def test_a_job_that_waits_for_its_checkpoints_is_paused_at_once(platform: Platform, tmp_path: Path):

@@ -67,6 +67,7 @@ def test_job_runs_over_tls_with_a_secret_and_a_client_elsewhere(platform: Platfo
     assert f"{len(STORED)} letters" in platform.run(*elsewhere, *pinned, "logs", job).stdout
 
 
+@pytest.mark.extras
 def test_planted_secrets_are_in_no_database_event_answer_backup_or_list_of_processes(
     platform: Platform,
 ) -> None:

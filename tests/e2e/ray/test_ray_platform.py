@@ -105,6 +105,7 @@ def test_twenty_killed_raylets(platform, tmp_path):
     assert max(waits) <= NEXT_STEP_S
 
 
+@pytest.mark.proof
 def test_one_world_over_unequal_nodes_recovers_exactly(platform, tmp_path):
     """Two ranks on one raylet and one on each of two others; a rank is killed, a command is run in two."""
 
@@ -133,6 +134,7 @@ def test_one_world_over_unequal_nodes_recovers_exactly(platform, tmp_path):
     assert platform.in_ray() == [[], []]
 
 
+@pytest.mark.proof
 def test_a_killed_control_plane_finds_its_gang_again(platform, tmp_path):
     out = tmp_path / "probe"
     job = platform.submit(on_ray(out, "--epochs=6", "--step-s=0.05"))

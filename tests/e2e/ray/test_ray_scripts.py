@@ -69,10 +69,22 @@ def test_ray_tune_reports_carry_their_trial(platform, tmp_path):
 
 
 def test_a_stopped_ray_job_leaves_nothing(platform):
+    """Its tasks are in the middle of calls that do not end."""
     from support.waiting import wait_until
 
-    job = submit(platform, "torch_trainer.yaml", "--workers 2 --epochs 1000")
-    wait_until(lambda: (platform.show(job).progress.high_water_step or 0) >= 1, "an epoch")
+    script = (
+        "import ray, time\n"
+        "ray.init()\n"
+        "@ray.remote(num_cpus=1)\n"
+        "def hold(number):\n"
+        "    print('holds', number, flush=True)\n"
+        "    time.sleep(3600)\n"
+        "ray.get([hold.remote(number) for number in range(2)])\n"
+    )
+    resources = {"nodes": 2, "slots_per_node": 1}
+    run = ["python", "-c", script]
+    job = platform.submit({"framework": "ray", "run": run, "resources": resources})
+    wait_until(lambda: platform.output(job).count("holds ") == 2, "both calls")
     platform.run("stop", job, "--grace", "5s")
     platform.wait_state(job, "cancelled")
     assert no_ray_left(job) == []
