@@ -6,9 +6,9 @@ import argparse
 import statistics
 import time
 
-from bench.control import lists, memory, metrics, phases, scrape, throughput
+from bench.control import lists, logs, memory, metrics, phases, scrape, throughput
 
-PARTS = ("lists", "memory", "metrics", "phases", "scrape", "throughput")
+PARTS = ("lists", "logs", "memory", "metrics", "phases", "scrape", "throughput")
 
 
 def _machine() -> str:
@@ -60,6 +60,8 @@ def main() -> int:
     if "lists" in wanted:
         rows = (given.jobs // scale, given.events // scale)
         kept.append(lists.report(databases, *rows, given.keep))
+    if "logs" in wanted:
+        kept.append(logs.report(databases, 1024 // scale))
     if "phases" in wanted:
         kept.append(phases.report(databases, max(sizes), given.profile))
     if "memory" in wanted:

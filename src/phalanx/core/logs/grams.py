@@ -6,6 +6,8 @@ both cases. The bits never miss a text; that they name a pack without it is rare
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,7 +26,8 @@ def bitmap(text: bytes) -> bytes:
     found = np.zeros(1 << _BITS, dtype=np.bool_)
     lowered = text.lower()
     for shift in range(GRAM):
-        found[_hashes(lowered, shift)] = True
+        # Numbers of the type of an index: to convert them here is faster than inside.
+        found[_hashes(lowered, shift).astype(np.intp)] = True
     return np.packbits(found, bitorder="little").tobytes()
 
 
@@ -35,7 +38,7 @@ def places(text: bytes) -> list[int]:
     return sorted({int(_hashes(one, 0)[0]) for one in groups})
 
 
-def may_contain(bits: bytes, wanted: list[int]) -> bool:
+def may_contain(bits: bytes, wanted: Sequence[int]) -> bool:
     """Whether a bitmap has all of some bits."""
     return all(bits[one >> 3] >> (one & 7) & 1 for one in wanted)
 
@@ -45,7 +48,9 @@ def _hashes(lowered: bytes, shift: int) -> NDArray[np.uint32]:
     groups = np.frombuffer(
         lowered, dtype="<u4", count=max(whole, 0), offset=shift if whole > 0 else 0
     )
-    return (groups * _FACTOR) >> _SHIFT
+    hashes = groups * _FACTOR
+    hashes >>= _SHIFT
+    return hashes
 
 
 def required_text(pattern: str) -> str:

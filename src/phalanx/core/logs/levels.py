@@ -37,11 +37,17 @@ WORDS = {
     b"FATAL": LogLevel.CRITICAL,
 }
 """Levels as they count in capitals."""
-_LEVEL = re.compile(
-    rb"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"
-    rb"|[Ll](?:evel|EVEL)(?:name|Name|NAME)?[\"']?[ ]{0,4}[=:][ ]{0,4}[\"']?"
+_NAMED = (
+    rb"[Ll](?:evel|EVEL)(?:name|Name|NAME)?[\"']?[ ]{0,4}[=:][ ]{0,4}[\"']?"
     rb"([Dd]ebug|[Ii]nfo|[Ww]arn(?:ing)?|[Ee]rror|[Cc]ritical|[Ff]atal)\b"
-    rb"|(Traceback \(most recent call last\))"
+)
+NAMED = re.compile(_NAMED)
+"""A level behind its name, as in JSON and logfmt."""
+_TRACEBACK = rb"Traceback \(most recent call last\)"
+TRACEBACK = re.compile(_TRACEBACK)
+"""The first line of a traceback."""
+_LEVEL = re.compile(
+    rb"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b|" + _NAMED + rb"|(" + _TRACEBACK + rb")"
 )
 
 

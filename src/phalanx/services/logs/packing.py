@@ -68,10 +68,7 @@ def pack_job(platform: Platform, num: int, now: int) -> bool:
         firsts: dict[StreamKey, int] = {}
         for one in found:
             firsts.setdefault(one.key, one.offset)
-        before = {
-            key: telemetry.told_before(tx, num, key, offset) for key, offset in firsts.items()
-        }
-        return found, packs.newest(tx, num), before
+        return found, packs.newest(tx, num), telemetry.told_before_oldest(tx, num, firsts)
 
     from phalanx.core.logs.grams import bitmap
 
@@ -80,8 +77,9 @@ def pack_job(platform: Platform, num: int, now: int) -> bool:
         return False
     pack = packed(num, segments, _open_lines(platform, last))
     data = compressed(pack)
-    row = _row(pack, segments, before, len(data))
-    platform.store.transact(lambda tx: packs.begin(tx, row, bitmap(pack.body), now))
+    bits = bitmap(pack.body)
+    row = _row(pack, segments, before, len(data), bits)
+    platform.store.transact(lambda tx: packs.begin(tx, row, bits, now))
     try:
         platform.log_files.write(num, row.name, data)
         done = platform.store.transact(lambda tx: packs.finish(tx, row, len(segments), now))
@@ -111,16 +109,18 @@ def _row(
     segments: Sequence[LogSegment],
     before: Mapping[StreamKey, int],
     file_bytes: int,
+    bits: bytes,
 ) -> PackRow:
-    from phalanx.core.logs.level_lines import lines_with_levels
+    from phalanx.core.logs.level_lines import count_levels, possible_signs
 
     levels: dict[str, int] = {}
+    signs = possible_signs(bits)
     parts = []
     opened_at = [one.opened.at for one in pack.streams if one.opened is not None]
     for stream in pack.streams:
         for run in stream.runs():
-            for _, _, level in lines_with_levels(pack.body, run.begin, run.end):
-                levels[level.word] = levels.get(level.word, 0) + 1
+            for level, number in count_levels(pack.body, run.begin, run.end, signs).items():
+                levels[level.word] = levels.get(level.word, 0) + number
         if stream.segments:
             begin = min(one.offset for one in stream.segments)
             end = max(one.offset + one.end - one.begin for one in stream.segments)

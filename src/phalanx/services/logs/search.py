@@ -31,7 +31,7 @@ from phalanx.store.logs.packs import PackRow
 
 MAX_PATTERN = 1000
 _MAX_MEMORY = 32 << 20
-_ROWS, _ROW_BYTES = 200, 8 << 20
+_ROWS, _ROW_BYTES = 400, 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +133,28 @@ def compiled(expression: str) -> LineExpression:
 class _Page:
     """What one transaction has found behind a segment."""
 
-    rows: list[PackRow]
-    bits: Mapping[str, bytes]
-    segments: list[LogSegment]  # only where all packs are in `rows`
-    before: list[PackRow]  # the pack before the segments, if it is not in `rows`
+    rows: list[PackRow]  # packs that may have a match
+    last: int  # the last segment in packs that were looked at
+    segments: list[LogSegment]  # in no pack; only where all packs were looked at
+    before: list[PackRow]  # the pack before the segments
 
 
-def _page(tx: Tx, num: int, after: int, *, indexed: bool, anew: bool) -> _Page:
+def _page(tx: Tx, num: int, after: int, *, needles: Sequence[int], anew: bool) -> _Page:
     """The next packs and segments; with `anew`, all segments in no pack: lines may begin in any of them."""
-    rows = packs.of_job(tx, num, after=after, limit=_ROWS)
-    bits = packs.grams(tx, [row.name for row in rows]) if indexed else {}
-    if len(rows) == _ROWS:
-        return _Page(rows, bits, [], [])
-    last = rows[-1].last_id if rows else min(after, packs.last_id(tx, num)) if anew else after
-    segments = telemetry.logs_after(tx, num, cursor=last, max_bytes=_ROW_BYTES)
-    return _Page(rows, bits, segments, [] if rows else packs.newest(tx, num))
+    if needles:
+        from phalanx.core.logs.grams import may_contain
+
+        bits = packs.grams_of_job(tx, num, after=after, limit=_ROWS)
+        ids = [last_id for last_id, one in bits if may_contain(one, needles)]
+        rows, size, last = packs.with_last(tx, num, ids), len(bits), bits[-1][0] if bits else after
+    else:
+        rows = packs.of_job(tx, num, after=after, limit=_ROWS)
+        size, last = len(rows), rows[-1].last_id if rows else after
+    if size == _ROWS:
+        return _Page(rows, last, [], [])
+    begin = min(after, packs.last_id(tx, num)) if anew and not size else last
+    segments = telemetry.logs_after(tx, num, cursor=begin, max_bytes=_ROW_BYTES)
+    return _Page(rows, last, segments, packs.newest(tx, num))
 
 
 def search(
@@ -194,17 +201,19 @@ class _Search:
         """Search from a place on."""
         at = behind[0] - 1
         while True:
-            look = partial(_page, num=self._num, after=at, indexed=bool(self._needles))
+            look = partial(_page, num=self._num, after=at, needles=self._needles)
             page = self._platform.store.view(partial(look, anew=self._opened is None))
-            if not page.rows and not page.segments:
+            if page.last == at and not page.segments:
                 break
             for row in page.rows:
                 if self._stops(at, behind):
                     return
-                self._of_pack(row, page, behind)
+                self._of_pack(row, behind)
                 at = row.last_id
                 behind = max(behind, (at, BEHIND))
-                self._opened = None
+            if page.last > at or page.rows:
+                at, self._opened = page.last, None
+                behind = max(behind, (at, BEHIND))
             if page.segments:
                 if page.segments[-1].id >= behind[0] and self._stops(at, behind):
                     return
@@ -224,9 +233,7 @@ class _Search:
         result.searched = 1.0 - min(1.0, sizes[0] / max(1, sizes[1]))
         return True
 
-    def _of_pack(self, row: PackRow, page: _Page, behind: Place) -> None:
-        from phalanx.core.logs.grams import may_contain
-
+    def _of_pack(self, row: PackRow, behind: Place) -> None:
         if not self._filter.of_times(row.first_at, row.last_at):
             return
         if not row.has(self._ranks, self._stream):
@@ -235,8 +242,6 @@ class _Search:
         if level is not None and not any(
             row.levels.get(one.word) for one in LogLevel if one >= level
         ):
-            return
-        if self._needles and not may_contain(page.bits[row.name], self._needles):
             return
         try:
             pack = read_pack(self._platform, row)
@@ -250,7 +255,7 @@ class _Search:
     def _of_segments(self, page: _Page, behind: Place) -> None:
         if self._opened is None:
             self._opened = {}
-            for row in page.rows[-1:] or page.before:
+            for row in page.before:
                 pack = self._pack(row)
                 self._opened = {} if pack is None else pack.open_lines()
         loose = packed(self._num, page.segments, self._opened)

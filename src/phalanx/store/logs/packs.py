@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, delete, func, select
+from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, func, select
 
 from phalanx.core.logs.segments import LogSegment, StreamKey
 from phalanx.store.database import Tx, take_numbers
@@ -69,6 +69,20 @@ _COLUMNS = tuple(_HERE[one.name] for one in fields(PackRow))
 _READY = _HERE.state == PackState.READY.value
 
 
+_PACKED = (
+    log_streams.update()
+    .where(
+        log_streams.c.job == bindparam("_job"),
+        log_streams.c.attempt == bindparam("_attempt"),
+        log_streams.c.generation == bindparam("_generation"),
+        log_streams.c.rank == bindparam("_rank"),
+        log_streams.c.stream == bindparam("_stream"),
+        log_streams.c.packed < bindparam("_end"),
+    )
+    .values(packed=bindparam("_end"))
+)
+
+
 def _row(found: Mapping[Any, Any]) -> PackRow:
     parts = [StreamPart((a, g, r, s), *rest) for a, g, r, s, *rest in found["streams"]]
     return PackRow(**{**found, "streams": tuple(parts)})
@@ -108,13 +122,24 @@ def bytes_behind(tx: Tx, job: int, after: int) -> tuple[int, int]:
     return int(tx.conn.execute(behind).scalar_one()) + int(loose), int(stored)
 
 
-def grams(tx: Tx, names: Sequence[str]) -> dict[str, bytes]:
-    """The bits of some packs, by name."""
-    found: dict[str, bytes] = {}
-    for start in range(0, len(names), _BATCH):
-        some = _HERE.name.in_(list(names[start : start + _BATCH]))
-        for name, bits in tx.conn.execute(select(_HERE.name, _HERE.grams).where(some)):
-            found[name] = bytes(bits)
+def grams_of_job(tx: Tx, job: int, *, after: int, limit: int) -> list[tuple[int, bytes]]:
+    """The bits of the packs of a job with segments behind number `after`, by the last of each."""
+    query = select(_HERE.last_id, _HERE.grams).where(
+        _HERE.job == job, _HERE.last_id > after, _READY
+    )
+    return [
+        (int(one), bits)
+        for one, bits in tx.conn.execute(query.order_by(_HERE.last_id).limit(limit))
+    ]
+
+
+def with_last(tx: Tx, job: int, ids: Sequence[int]) -> list[PackRow]:
+    """The packs of a job that end with some segments, the oldest first."""
+    found: list[PackRow] = []
+    for start in range(0, len(ids), _BATCH):
+        some = _HERE.last_id.in_(list(ids[start : start + _BATCH]))
+        query = select(*_COLUMNS).where(_HERE.job == job, some, _READY)
+        found += _rows(tx, query.order_by(_HERE.last_id))
     return found
 
 
@@ -144,12 +169,13 @@ def finish(tx: Tx, row: PackRow, num_segments: int, now: int) -> bool:
     if tx.conn.execute(log_packs.update().where(written).values(**ready)).rowcount != 1:
         return False
     tx.conn.execute(delete(log_segments).where(mine))
-    for part in row.streams:
-        attempt, generation, rank, stream = part.key
-        gang = and_(log_streams.c.job == row.job, log_streams.c.attempt == attempt)
-        one = and_(log_streams.c.generation == generation, log_streams.c.rank == rank)
-        same = and_(gang, one, log_streams.c.stream == stream, log_streams.c.packed < part.end)
-        tx.conn.execute(log_streams.update().where(same).values(packed=part.end))
+    names = ("attempt", "generation", "rank", "stream")
+    ends = [
+        {f"_{name}": one for name, one in zip(names, part.key, strict=True)}
+        | {"_job": row.job, "_end": part.end}
+        for part in row.streams
+    ]
+    tx.conn.execute(_PACKED, ends)
     less = log_volumes.c.loose_bytes - row.num_bytes
     of_job = log_volumes.update().where(log_volumes.c.job == row.job)
     tx.conn.execute(of_job.values(loose_bytes=less))

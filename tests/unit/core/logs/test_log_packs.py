@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.logs.grams import bitmap, may_contain, places, required_text
-from phalanx.core.logs.level_lines import lines_with_levels
+from phalanx.core.logs.level_lines import count_levels, lines_with_levels, possible_signs
 from phalanx.core.logs.levels import LogLevel, level_of, parse_level
 from phalanx.core.logs.matching import LineFilter, matching_lines
 from phalanx.core.logs.packs import decode, encode, packed
@@ -230,6 +231,9 @@ def test_levels_of_a_text_are_those_of_its_lines(text: bytes, before: int) -> No
         at += len(line) + 1
     whole = b"ERROR"[:before] + text + b"ERROR"
     assert list(lines_with_levels(whole, before, before + len(text))) == expected
+    signs = possible_signs(bitmap(text))
+    counted = Counter(level for _, _, level in expected)
+    assert count_levels(whole, before, before + len(text), signs) == counted
 
 
 def test_names_of_levels() -> None:
