@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
+import typer.main
 import typer.testing
 from hypothesis import settings
 
@@ -17,7 +18,8 @@ settings.register_profile("phalanx", deadline=None)
 settings.load_profile("phalanx")
 
 # Typer makes the commands of an application anew for each call: a tenth of a second for all verbs.
-typer.testing._get_command = functools.cache(typer.testing._get_command)
+typer.main.get_command = functools.cache(typer.main.get_command)
+typer.testing._get_command = typer.main.get_command
 
 # A shell that starts the suite in the background has it ignore Ctrl-C, and so would every program that
 # a test starts and interrupts. A handler here is the default again in whatever is executed.

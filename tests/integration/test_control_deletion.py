@@ -382,7 +382,7 @@ def test_a_deletion_that_is_cut_at_any_step_is_completed_by_the_next_one(
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize(
-    "lines", [1, 9, 15, *(pytest.param(one, marks=pytest.mark.extras) for one in (3, 6, 12))]
+    "lines", [9, *(pytest.param(one, marks=pytest.mark.extras) for one in (1, 3, 6, 12, 15))]
 )
 def test_sigkill_at_any_point_leaves_what_the_next_sweep_completes(rig: Rig, lines: int) -> None:
     nums = [ended(rig, **with_store(rig)) for _ in range(2)]

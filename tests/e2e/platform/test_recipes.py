@@ -33,6 +33,7 @@ def test_a_recipe_is_a_job(platform: Platform) -> None:
     assert "--use-gradient-checkpointing" in platform.run("recipe", "flags").stdout
 
 
+@pytest.mark.proof
 def test_a_search_of_settings_is_a_study(platform: Platform, tmp_path: Path) -> None:
     space = tmp_path / "space.yaml"
     space.write_text("{lr: [0.001, 0.004], batch-size: {int: [8, 16]}}")

@@ -101,7 +101,7 @@ def test_killed_supervisor_leaves_nothing_and_the_job_recovers(platform: Platfor
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
 
 
-@pytest.mark.extras
+@pytest.mark.proof
 def test_what_a_killed_supervisor_never_reported_is_told_by_the_next(
     platform: Platform, tmp_path: Path
 ):

@@ -196,7 +196,7 @@ def test_folders_that_a_script_saves_are_committed_in_the_store(nodes, server):
 
 
 @needs_s3
-@pytest.mark.extras
+@pytest.mark.proof
 @pytest.mark.skipif(find_spec("jax") is None, reason="needs JAX: make test-extras installs it")
 def test_jax_processes_resume_bit_identical_from_the_store(nodes, server):
     steps, prefix = "--steps=20", f"jax-{os.getpid()}"
