@@ -178,3 +178,35 @@ def test_ps_filters_and_shows_what_it_sorts_by(rig: Rig, monkeypatch: pytest.Mon
         ps("--name", "a", "--filter", "name=b")
     with pytest.raises(UserError, match="repeats an earlier filter"):
         ps("--filter", "usd>=1", "--filter", "usd>=2")
+
+
+def test_the_faults_of_a_job_with_what_followed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "connected", lambda ctx: nullcontext(rig.client))
+
+    def faults(num: int, *words: str) -> str:
+        command = ["show", f"j-{num}", "--faults", *words]
+        done = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.stdout
+
+    num = rig.submit()
+    rig.turn()
+    supervisor = rig.supervisor(num)
+    supervisor.ready()
+    supervisor.started()
+    supervisor.step(0, 4)
+    assert faults(num) == "" and json.loads(faults(num, "--json")) == []
+    supervisor.failed(exit_code=3, exception="ValueError", traceback="Traceback\nValueError: seven")
+    supervisor.ended(0, "failed", step=4)
+    rig.clock.advance(5)
+    supervisor.started(1)
+    rig.clock.advance(10)
+    supervisor.step(1, 2)
+    (found,) = json.loads(faults(num, "--json"))
+    assert (found["cause"], found["exit_code"], found["rank"]) == ("rank_crash", 3, 1)
+    assert (found["wait_s"], found["lost_s"], found["lost_steps"]) == (5.0, 15.0, 3)
+    assert found["action"] == "ranks started again in place, generation 1"
+    assert found["lost_slot_s"] == 15.0 * rig.job(num).num_slots
+    text = faults(num)
+    assert "ValueError: seven" in text and "lost in all: 3 steps, 45 slot-seconds" in text
+    assert text.splitlines()[1].split("\t")[:1] == ["1.0"]

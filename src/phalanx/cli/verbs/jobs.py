@@ -13,6 +13,7 @@ from phalanx.cli.client.checkpoint_locations import copies_of
 from phalanx.cli.client.session import connected, job_number, job_numbers
 from phalanx.cli.exits import code_of
 from phalanx.cli.terminal import output
+from phalanx.cli.terminal.faults import show_faults
 from phalanx.cli.terminal.job_filters import parse_filters
 from phalanx.cli.terminal.options import AsJson, JobName, JobNames, RoleName, duration
 from phalanx.cli.terminal.provenance import show_differences, show_provenance
@@ -159,6 +160,7 @@ def show(  # noqa: PLR0913 (one parameter for each flag)
     job: JobName,
     json: AsJson = False,
     all_events: Annotated[bool, typer.Option("--events", help="Show every event.")] = False,
+    faults: Annotated[bool, typer.Option("--faults", help="Show each fault and its cost.")] = False,
     role: RoleName = None,
     provenance: Annotated[
         bool, typer.Option("--provenance", help="Show what the job was made of.")
@@ -192,6 +194,9 @@ def show(  # noqa: PLR0913 (one parameter for each flag)
             show_provenance(client.provenance(num), "diff" if diff else "json" if json else "text")
             return
         view = client.job(num)
+        if faults:
+            show_faults(view, json)
+            return
         if role is not None:
             show_role(view, role, "json" if json else "text")
             return

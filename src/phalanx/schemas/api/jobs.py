@@ -152,7 +152,7 @@ class ProgressView(ResponseBody):
 
 
 class RestartView(ResponseBody):
-    """One restart: its cause and its cost. Times are None while they are not known."""
+    """One fault: its cause, its evidence, what was done and what it cost. None: not known, or not yet."""
 
     attempt: int
     generation: int  # the one that ended
@@ -161,6 +161,20 @@ class RestartView(ResponseBody):
     failed_at: At
     next_step_at: At | None = None
     lost_s: float | None = None  # from the failure to the next completed step
+    rank: int | None = (
+        None  # that failed first, or that the others waited for; None: none in particular
+    )
+    node_rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    exception: str | None = None
+    evidence: str = ""  # the last lines of its traceback, output or stacks
+    action: str = ""  # what followed
+    wait_s: float | None = None  # from the failure until all ranks ran again
+    lost_steps: int | None = None  # made again, or never, because no checkpoint had them
+    lost_slot_s: float | None = (
+        None  # slots times the time until the next step and that of lost steps
+    )
 
 
 class LineageView(ResponseBody):

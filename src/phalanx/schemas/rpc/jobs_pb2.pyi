@@ -393,7 +393,7 @@ class LineageView(_message.Message):
     def __init__(self, generations: _Optional[int] = ..., restarts: _Optional[_Iterable[_Union[RestartView, _Mapping]]] = ..., lost_s: _Optional[float] = ..., num_checkpoints: _Optional[int] = ..., num_valid: _Optional[int] = ..., num_quarantined: _Optional[int] = ..., num_stored: _Optional[int] = ..., num_uploading: _Optional[int] = ..., num_missing: _Optional[int] = ..., num_samples: _Optional[int] = ..., consumed: _Optional[int] = ..., missed: _Optional[int] = ..., duplicated: _Optional[int] = ..., redone: _Optional[int] = ..., unreported: _Optional[int] = ..., exact: _Optional[bool] = ...) -> None: ...
 
 class RestartView(_message.Message):
-    __slots__ = ("attempt", "generation", "cause", "message", "failed_at", "next_step_at", "lost_s")
+    __slots__ = ("attempt", "generation", "cause", "message", "failed_at", "next_step_at", "lost_s", "rank", "node_rank", "exit_code", "signal", "exception", "evidence", "action", "wait_s", "lost_steps", "lost_slot_s")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +401,16 @@ class RestartView(_message.Message):
     FAILED_AT_FIELD_NUMBER: _ClassVar[int]
     NEXT_STEP_AT_FIELD_NUMBER: _ClassVar[int]
     LOST_S_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    EXCEPTION_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    LOST_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOST_SLOT_S_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     generation: int
     cause: str
@@ -408,7 +418,17 @@ class RestartView(_message.Message):
     failed_at: _timestamp_pb2.Timestamp
     next_step_at: _timestamp_pb2.Timestamp
     lost_s: float
-    def __init__(self, attempt: _Optional[int] = ..., generation: _Optional[int] = ..., cause: _Optional[str] = ..., message: _Optional[str] = ..., failed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., next_step_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lost_s: _Optional[float] = ...) -> None: ...
+    rank: int
+    node_rank: int
+    exit_code: int
+    signal: int
+    exception: str
+    evidence: str
+    action: str
+    wait_s: float
+    lost_steps: int
+    lost_slot_s: float
+    def __init__(self, attempt: _Optional[int] = ..., generation: _Optional[int] = ..., cause: _Optional[str] = ..., message: _Optional[str] = ..., failed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., next_step_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lost_s: _Optional[float] = ..., rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., exception: _Optional[str] = ..., evidence: _Optional[str] = ..., action: _Optional[str] = ..., wait_s: _Optional[float] = ..., lost_steps: _Optional[int] = ..., lost_slot_s: _Optional[float] = ...) -> None: ...
 
 class CostView(_message.Message):
     __slots__ = ("accounts", "held", "wasted", "usd", "storage")

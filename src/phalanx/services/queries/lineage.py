@@ -1,10 +1,12 @@
-"""Restarts of a job and their cost, its checkpoints, and the samples that it consumed."""
+"""Faults of a job with their evidence and cost, its checkpoints, and the samples that it consumed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
 
 from phalanx.core.codec import decode
+from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs.events import (
     LaunchFailed,
     NodeLost,
@@ -40,14 +42,18 @@ _FAILED: dict[
     "ranks_ended": RanksEnded,
 }
 _ENDINGS = (*_FAILED, "node_lost", "launch_failed", "stop_requested")
+EVIDENCE_LINES = 12
+"""Lines of a traceback or of stacks that a fault shows; `phalanx show` and `phalanx stacks` have all."""
+_EVIDENCE_CHARS = 2_000
+_US = 1e6
 
 
 def lineage_view(tx: Tx, job: Job) -> LineageView:
     """The lineage of a job, as `show` displays it."""
     rows = lineage.generations_of(tx, job.num)
-    restores = lineage.restores_of(tx, job.num)
     endings = events.of_job(tx, job.num, limit=100_000, kinds=_ENDINGS)
-    restarts = restarts_of(endings, rows)
+    restores = lineage.restores_of(tx, job.num)
+    restarts = restarts_of(endings, rows, restores, job)
     slices = lineage.ledger_of(tx, job.num)
     saved = lineage.count_checkpoints(tx, job.num)
     copies = lineage.count_copies(tx, job.num)
@@ -104,8 +110,13 @@ def _head(generations: Sequence[GenerationLedger], num_samples: int) -> Point:
     return (head[0] + 1, 0) if head[1] >= num_samples else head
 
 
-def restarts_of(endings: Sequence[StoredEvent], rows: Sequence[GenerationRow]) -> list[RestartView]:
-    """Every generation that was interrupted, and the time until the next completed step."""
+def restarts_of(
+    endings: Sequence[StoredEvent],
+    rows: Sequence[GenerationRow],
+    restores: Sequence[RestoreRow],
+    job: Job,
+) -> list[RestartView]:
+    """Every generation that was interrupted: why, what followed, and what it cost."""
     failed: dict[tuple[int, int], RestartView] = {}
     for line in endings:
         if line.kind == _COMPARED and line.data.get("excuse"):
@@ -120,30 +131,24 @@ def restarts_of(endings: Sequence[StoredEvent], rows: Sequence[GenerationRow]) -
             key = (line.attempt, max(ours, default=0))
         # The stacks of all nodes may name another rank than those of the node that saw the stall.
         if key not in failed or line.kind == _COMPARED:
-            cause, message, at = said
-            failed[key] = RestartView(
-                attempt=key[0],
-                generation=key[1],
-                cause=cause,
-                message=message,
-                failed_at=at_of(at),
-            )
-    return [_with_cost(one, rows) for _, one in sorted(failed.items())]
+            failed[key] = said.view(*key)
+    return [with_cost(one, rows, restores, job) for _, one in sorted(failed.items())]
 
 
-def _failure(line: StoredEvent) -> tuple[str, str, int] | None:
-    """(cause, message, at) of an event that ended a generation."""
+def _failure(line: StoredEvent) -> GenerationFault | None:
+    """Why an event ended a generation; None where it did not."""
     if line.kind == "stop_requested":
         # Evictions and moves; a stop or pause by a user is not an interruption.
         asked = decode(StopRequested, line.data)
         if asked.goal is not StopGoal.REQUEUE:
             return None
-        return asked.reason.code.value, asked.reason.message, line.at
+        return GenerationFault(asked.reason.code.value, asked.reason.message, line.at)
     if line.kind in _FAILED and line.data.get("failure") is not None:
         failure = decode(_FAILED[line.kind], line.data).failure
         if failure is None or failure.collateral:
             return None
-        return failure.cause.value, failure.message, min(failure.at, line.at)
+        at = min(failure.at, line.at)
+        return GenerationFault(failure.cause.value, failure.message, at, failure)
     if line.kind in ("node_lost", "launch_failed") and line.state in (
         "stopping",
         "queued",
@@ -151,23 +156,117 @@ def _failure(line: StoredEvent) -> tuple[str, str, int] | None:
     ):
         if line.kind == "node_lost":
             lost = decode(NodeLost, line.data)
-            return lost.cause.value, lost.message, line.at
+            return GenerationFault(lost.cause.value, lost.message, line.at)
         not_launched = decode(LaunchFailed, line.data)
-        return not_launched.cause.value, not_launched.message, line.at
+        return GenerationFault(not_launched.cause.value, not_launched.message, line.at)
     return None
 
 
-def _with_cost(one: RestartView, rows: Sequence[GenerationRow]) -> RestartView:
-    """The restart with its time, and the time until the next completed step."""
+@dataclass(frozen=True, slots=True)
+class GenerationFault:
+    """Why a generation ended. `failure` is that of a rank; None: a lost node, or slots taken away."""
+
+    cause: str
+    message: str
+    at: int
+    failure: Failure | None = None
+
+    def view(self, attempt: int, generation: int) -> RestartView:
+        """The fault as the API has it, without its cost."""
+        bare = RestartView(
+            attempt=attempt,
+            generation=generation,
+            cause=self.cause,
+            message=self.message,
+            failed_at=at_of(self.at),
+        )
+        failure = self.failure
+        if failure is None:
+            return bare
+        return bare.model_copy(
+            update={
+                "rank": failure.rank,
+                "node_rank": failure.node_rank,
+                "exit_code": failure.exit_code,
+                "signal": failure.signal,
+                "exception": failure.exception,
+                "evidence": last_lines(failure.traceback),
+            }
+        )
+
+
+def last_lines(text: str) -> str:
+    """The end of a text, within `EVIDENCE_LINES`."""
+    return "\n".join(text.strip("\n").splitlines()[-EVIDENCE_LINES:])[-_EVIDENCE_CHARS:]
+
+
+def with_cost(
+    one: RestartView, rows: Sequence[GenerationRow], restores: Sequence[RestoreRow], job: Job
+) -> RestartView:
+    """The fault with its time, what followed, and what was lost until the next completed step."""
     by_key = {(row.attempt, row.generation): row for row in rows}
     here = (one.attempt, one.generation)
-    later = [key for key, row in by_key.items() if key > here and row.first_step_at is not None]
     own = by_key.get(here)
+    later = [by_key[key] for key in sorted(by_key) if key > here]
     failed_at = one.failed_at
     if own is not None and own.failed_at is not None:
         failed_at = at_of(own.failed_at)
-    next_at = at_or_none(by_key[min(later)].first_step_at) if later else None
+    stepped = next((row for row in later if row.first_step_at is not None), None)
+    next_at = None if stepped is None else at_or_none(stepped.first_step_at)
     lost_s = None if next_at is None else max(0.0, (next_at - failed_at).total_seconds())
+    up_at = next((at_of(row.up_at) for row in later if row.up_at is not None), None)
+    lost_steps = _lost_steps(own, stepped, restores)
     return one.model_copy(
-        update={"failed_at": failed_at, "next_step_at": next_at, "lost_s": lost_s}
+        update={
+            "failed_at": failed_at,
+            "next_step_at": next_at,
+            "lost_s": lost_s,
+            "action": _action(here, later, job),
+            "wait_s": None if up_at is None else max(0.0, (up_at - failed_at).total_seconds()),
+            "lost_steps": lost_steps,
+            "lost_slot_s": _lost_slot_s(lost_s, lost_steps, own, job),
+        }
     )
+
+
+def _action(here: tuple[int, int], later: Sequence[GenerationRow], job: Job) -> str:
+    if later:
+        following = later[0]
+        if following.attempt == here[0]:
+            return f"ranks started again in place, generation {following.generation}"
+        return f"placed again, attempt {following.attempt}"
+    return f"none, the job is {job.state.value}"
+
+
+def _lost_steps(
+    own: GenerationRow | None, stepped: GenerationRow | None, restores: Sequence[RestoreRow]
+) -> int | None:
+    """Steps of a generation that the next one with steps does not continue from."""
+    if own is None or stepped is None:
+        return None
+    if own.last_step is None:
+        return 0
+    key = (stepped.attempt, stepped.generation)
+    restored = next((one for one in restores if (one.attempt, one.generation) == key), None)
+    if restored is not None:
+        return max(0, own.last_step - restored.step)
+    return None if stepped.first_step is None else max(0, own.last_step - stepped.first_step + 1)
+
+
+def _lost_slot_s(
+    lost_s: float | None, lost_steps: int | None, own: GenerationRow | None, job: Job
+) -> float | None:
+    if lost_s is None:
+        return None
+    attempt = job.attempt
+    num_slots = job.policy.num_slots if attempt is None else attempt.num_slots
+    return round(num_slots * (lost_s + (lost_steps or 0) * _step_s(own)), 3)
+
+
+def _step_s(own: GenerationRow | None) -> float:
+    """The mean time of a step; 0 where it is not known."""
+    if own is None or own.first_step is None or own.last_step is None:
+        return 0.0
+    if own.first_step_at is None or own.last_step_at is None or own.last_step <= own.first_step:
+        return 0.0
+    return (own.last_step_at - own.first_step_at) / _US / (own.last_step - own.first_step)
