@@ -70,7 +70,9 @@ def reports(job, rank):
     return (job.here() / f"r{rank}.report").exists()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(one, marks=pytest.mark.extras) for one in (2, 3))]
+)
 def test_a_stop_at_a_random_moment(gang, seed):
     stop_somewhere(gang, seed)
 
