@@ -113,6 +113,8 @@ class StackCollection:
         pid = _listener(rank)
         if pid is None:
             why = "the script does not use phalanx.train, or has not called init yet"
+            if rank.pid is not None and _state(rank.pid) == "T":
+                why = STOPPED_BY_SIGNAL
             self._answers.append(RankStacks(rank=rank.rank, why=why))
             return
         asked = _Asked(rank, pid, _size(rank.stacks_file))
