@@ -9,10 +9,10 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -27,9 +27,13 @@ from phalanx.executors.protocol import Leftovers
 from phalanx.schemas.wire.supervision import CheckpointReport
 from phalanx.server.access import AccessTable, Of
 from phalanx.server.app import create_app
+from phalanx.server.settings_groups.notify import NotifySettings
+from phalanx.services.notify.config import ReceiverConfig
 from phalanx.services.resources.credentials import open_session
 from phalanx.services.studies.suggestions import suggestions_step
 from phalanx.store.cost.anomalies import put_anomaly
+from phalanx.store.database import Tx
+from phalanx.store.notify import deliveries
 from phalanx.store.tenancy.audit import CHANGED, READ, AuditEntry, AuditFilter, page
 
 pytestmark = pytest.mark.integration
@@ -200,6 +204,27 @@ JOB_ENDED = made(("POST", "/api/v1/jobs", JOB), ("POST", "/api/v1/jobs/{num}/sto
 SCHEDULE_THERE = made(("PUT", SCHEDULES, SCHEDULE))
 HELD = {"usd": 5}
 
+SILENCES = "/api/v1/alerts/silences"
+SILENCED = {"matchers": {"alertname": "PhalanxNodesLost"}, "duration_s": 60}
+
+
+def with_receiver(stage: Stage) -> None:
+    receivers = {"ops": {"webhook": "https://hooks.example.com/"}}
+    notify = NotifySettings.model_validate({"receivers": receivers})
+    known = cast("dict[str, ReceiverConfig]", stage.rig.context.notify.receivers)
+    known.update(notify.resolved("").receivers)
+
+
+def dead_message(stage: Stage) -> None:
+    fresh = {"id": "msg_1", "receiver": "ops", "kind": "test", "body": '{"data": {}}'}
+
+    def work(tx: Tx) -> None:
+        deliveries.add(tx, [fresh], 0)
+        deliveries.put(tx, replace(deliveries.load(tx, 1), state="dead", done_at=0))
+
+    stage.rig.store.transact(work)
+
+
 CHANGES: dict[Call, Change] = {
     ("POST", "/api/v1/accounts"): Change(json={"name": "ada"}, is_new=True),
     ("PATCH", "/api/v1/accounts/{name}"): Change(
@@ -221,6 +246,15 @@ CHANGES: dict[Call, Change] = {
     ("PUT", BUDGET): Change(json=HELD, is_new=True),
     ("DELETE", BUDGET): Change(made(("PUT", BUDGET, HELD)), is_removal=True),
     ("POST", "/api/v1/cost/anomalies/{num}/ack"): Change(Stage.anomaly),
+    ("POST", SILENCES): Change(json=SILENCED, is_new=True),
+    ("DELETE", SILENCES + "/{num}"): Change(made(("POST", SILENCES, SILENCED)), is_removal=True),
+    ("POST", "/api/v1/alerts/deliveries/{num}/resend"): Change(dead_message),
+    ("POST", "/api/v1/alerts/receivers/{name}/enable"): Change(
+        with_receiver, path="/api/v1/alerts/receivers/ops/enable", is_new=True
+    ),
+    ("POST", "/api/v1/alerts/receivers/{name}/test"): Change(
+        with_receiver, path="/api/v1/alerts/receivers/ops/test", is_new=True
+    ),
     ("POST", BILL): Change(json=BILLED, is_new=True),
     ("DELETE", BILL): Change(made(("POST", BILL, BILLED)), is_removal=True),
     ("POST", "/api/v1/cost/prices"): Change(

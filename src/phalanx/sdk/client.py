@@ -42,6 +42,7 @@ from phalanx.schemas.api.pools import (
 )
 from phalanx.schemas.api.why import WhyView
 from phalanx.sdk.accounts import AccountCalls
+from phalanx.sdk.alerts import AlertCalls
 from phalanx.sdk.cost import CostCalls
 from phalanx.sdk.jobs import JobCalls
 from phalanx.sdk.live import LiveCalls
@@ -112,6 +113,11 @@ class PhalanxClient(JobCalls):
     def tunnels(self) -> TunnelCalls:
         """The calls about tunnels to ranks, on the same connection."""
         return TunnelCalls(self.url, self._http)
+
+    @cached_property
+    def alerts(self) -> AlertCalls:
+        """The calls about alerts, silences and messages, on the same connection."""
+        return AlertCalls(self.url, self._http)
 
     @cached_property
     def secrets(self) -> SecretCalls:

@@ -177,6 +177,7 @@ def build_context(  # noqa: PLR0913
         presence=Presence(clock.monotonic()),
         started_at=clock.now(),
         leadership=Leadership(store, clock, replica),
+        notify=settings.notify.resolved(settings.api.public_url or url),
         login=provider_of(settings, clock),
     )
     store.on_commit(context.notifier.touched)

@@ -24,6 +24,7 @@ from phalanx.server.leadership import Leadership
 from phalanx.server.notifier import Notifier, wait_for
 from phalanx.server.settings import Settings
 from phalanx.services.login.provider import IdentityProvider
+from phalanx.services.notify.config import NotifyConfig
 from phalanx.services.platform import Platform
 
 T = TypeVar("T")
@@ -80,6 +81,7 @@ class Context:
     presence: Presence  # the last client and open requests
     started_at: int  # µs UTC
     leadership: Leadership  # whether this process runs the loops
+    notify: NotifyConfig = field(default_factory=NotifyConfig)  # receivers of alerts
     login: IdentityProvider | None = None  # the provider of `phalanx login`; None: it is off
     #: time of the last completed step of each loop, on the monotonic clock
     beats: dict[str, float] = field(default_factory=dict)

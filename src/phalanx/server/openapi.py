@@ -34,6 +34,7 @@ from phalanx.server.routers import (
     templates,
     tokens,
 )
+from phalanx.server.routers.monitoring import alerts
 from phalanx.server.tunnels import routes as tunnels
 from phalanx.server.web import login, pages
 
@@ -96,6 +97,7 @@ def _routes() -> list[BaseRoute]:
         tunnels,
         login,
         pages,
+        alerts,
     )
     for one in routers:
         made.include_router(one.router, responses=_ERRORS)

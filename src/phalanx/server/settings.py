@@ -37,6 +37,7 @@ from phalanx.launch.tls.trust import read_ca
 from phalanx.schemas.home import HomeLayout
 from phalanx.server.settings_groups.accounting import CostSettings, RetentionSettings
 from phalanx.server.settings_groups.forms import SettingsGroup, read_duration
+from phalanx.server.settings_groups.notify import NotifySettings
 from phalanx.server.settings_groups.objectives import SloSettings
 from phalanx.services.login.provider import LoginConfig, is_protected
 from phalanx.services.objects.code_archives import CodeArchives
@@ -538,6 +539,7 @@ class Settings(BaseSettings):
     slo: SloSettings = SloSettings()
     storage: StorageSettings = StorageSettings()
     metrics: MetricsSettings = MetricsSettings()
+    notify: NotifySettings = NotifySettings()
     idle_exit_s: float | None = Field(
         default=None, description="Exit after this long without a client and without a live job."
     )
@@ -577,6 +579,8 @@ def hide_secret_settings() -> None:
         ("login", "client_secret"),
         ("vault", "token"),
         ("vault", "secret_id"),
+        ("notify", "receivers"),
+        ("notify", "smtp_password"),
     )
     for name in map(_variable, hidden):
         given = os.environ.get(name)  # noqa: TID251

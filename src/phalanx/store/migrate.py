@@ -19,7 +19,7 @@ from phalanx.store.schema import metadata
 from phalanx.store.schema.metric_points import convert
 from phalanx.store.tables import counters, facts
 
-HEAD = "0042"
+HEAD = "0043"
 OLDEST_USER = "0042"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 
@@ -44,6 +44,9 @@ COUNTERS = (
     "cost_anomaly",
     "cost_judged",
     "bill",
+    "alert_silence",
+    "delivery",
+    "notify_feed",
 )
 DATABASE_ID = "database_id"
 _OLDEST_USER = "oldest_user"

@@ -29,6 +29,7 @@ from phalanx.schemas.api.templates import SubmitTemplateRequest
 from phalanx.schemas.wire.tunnels import OpenTunnelRequest
 from phalanx.sdk import PhalanxClient
 from phalanx.sdk.accounts import AccountCalls
+from phalanx.sdk.alerts import AlertCalls
 from phalanx.sdk.cost import CostCalls
 from phalanx.sdk.live import LiveCalls
 from phalanx.sdk.retention import RetentionCalls
@@ -53,6 +54,7 @@ from phalanx.server.routers import (
     templates,
     tokens,
 )
+from phalanx.server.routers.monitoring import alerts
 from phalanx.server.tunnels import routes as tunnels
 
 pytestmark = pytest.mark.unit
@@ -109,6 +111,14 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "apply_projects": lambda c: c.apply_projects({}),
     "remove_project": lambda c: c.remove_project("a"),
     "stores": lambda c: c.stores(),
+    "alerts.live": lambda c: c.alerts.live(),
+    "alerts.silences": lambda c: c.alerts.silences(),
+    "alerts.silence": lambda c: c.alerts.silence({"alertname": "a"}, 60.0, "why"),
+    "alerts.end_silence": lambda c: c.alerts.end_silence(3),
+    "alerts.deliveries": lambda c: c.alerts.deliveries("dead", limit=5),
+    "alerts.resend": lambda c: c.alerts.resend(3),
+    "alerts.enable": lambda c: c.alerts.enable("ops"),
+    "alerts.test": lambda c: c.alerts.test("ops"),
     "objectives": lambda c: c.objectives(days=7, project="default"),
     "quotas": lambda c: c.quotas(project="default", user="ada"),
     "scheduler_policy": lambda c: c.scheduler_policy(),
@@ -225,6 +235,7 @@ def routes() -> dict[tuple[str, str], set[str]]:
         schedules,
         templates,
         tunnels,
+        alerts,
     )
     for module in parts:
         app.include_router(module.router)
@@ -264,6 +275,7 @@ def test_the_table_names_every_method() -> None:
     methods = {name for name in dir(PhalanxClient) if not name.startswith("_")}
     assert methods - set(CALLS) == {
         "accounts",
+        "alerts",
         "close",
         "costs",
         "is_healthy",
@@ -277,6 +289,7 @@ def test_the_table_names_every_method() -> None:
         "tunnels",
     }
     calls = {f"studies.{name}" for name in set(dir(StudyCalls)) - set(dir(Transport))}
+    calls |= {f"alerts.{name}" for name in set(dir(AlertCalls)) - set(dir(Transport))}
     calls |= {f"costs.{name}" for name in set(dir(CostCalls)) - set(dir(Transport))}
     calls |= {f"live.{name}" for name in dir(LiveCalls) if name.startswith("f")}
     calls |= {f"retention.{name}" for name in set(dir(RetentionCalls)) - set(dir(Transport))}

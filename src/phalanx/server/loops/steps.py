@@ -8,6 +8,7 @@ from functools import partial
 from phalanx.executors.protocol import ChangeTeller
 from phalanx.kit.text import random_hex
 from phalanx.server.context import Context
+from phalanx.server.loops.notify import notify_loops
 from phalanx.server.loops.runner import ServiceLoop
 from phalanx.server.settings import LoopSettings
 from phalanx.services.caches.study_cache import TRIAL_JOBS
@@ -221,6 +222,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         _metrics_loop(platform, ticks),
         _logs_loop(platform, ticks),
         *_retention_loops(context, platform),
+        *notify_loops(context, platform),
     )
 
 

@@ -7,9 +7,11 @@ what ranks report are of this process, and begin with it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from phalanx.core.cost.totals import Totals
+from phalanx.core.notify.samples import Series
 from phalanx.server.context import Context
 from phalanx.server.observe import platform as families
 from phalanx.server.observe.live import LiveSeries
@@ -82,18 +84,27 @@ class Exposition:
         """All metrics in the text format. `now` is in microseconds UTC."""
         with self._lock:
             began = self._context.clock.monotonic()
-            sheet = Sheet()
-            stored = self._platform.store.view(_stored)
-            self._catch_up(stored.there)
-            self._put_platform(sheet, stored, now)
-            put_process(sheet, self._context)
-            max_series = self._context.settings.metrics.max_series
-            LiveSeries(sheet, max_series).put(stored.there.live, self._jobs, now)
+            sheet = self._filled(now)
             sheet.put("phalanx_scrape_seconds", self._took_s)
             sheet.put("phalanx_scrape_series", sheet.num_series + 1)
             text = sheet.text()
             self._took_s = max(0.0, self._context.clock.monotonic() - began)
         return text
+
+    def samples(self, now: int, names: Collection[str]) -> dict[Series, float]:
+        """The samples of these exported names, as a scrape would contain them."""
+        with self._lock:
+            return self._filled(now).samples(names)
+
+    def _filled(self, now: int) -> Sheet:
+        sheet = Sheet()
+        stored = self._platform.store.view(_stored)
+        self._catch_up(stored.there)
+        self._put_platform(sheet, stored, now)
+        put_process(sheet, self._context)
+        max_series = self._context.settings.metrics.max_series
+        LiveSeries(sheet, max_series).put(stored.there.live, self._jobs, now)
+        return sheet
 
     # -- reading on ------------------------------------------------------------------------------
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
 from phalanx.core.metrics.catalogue import CATALOGUE
 from phalanx.core.metrics.family import Family, MetricOrigin
+from phalanx.core.notify.samples import Series
 from phalanx.core.telemetry.instruments import Kind
 from phalanx.store.engines.totals import SUM, TotalKey, bucket_key
 
 Buckets = Sequence[tuple[str, float]]
 """Pairs of (upper bound, observations up to it)."""
+
+
+_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(r"\\(.)")
 
 
 class Sheet:
@@ -96,6 +102,21 @@ class Sheet:
                 found.extend(self._lines[name])
         return ("\n".join(found) + "\n").encode()
 
+    def samples(self, names: Collection[str]) -> dict[Series, float]:
+        """The samples of these exported names, with their labels in the order of the names."""
+        found: dict[Series, float] = {}
+        for family in (CATALOGUE[name] for name in self._lines):
+            parts = ("", "_count", "_sum", "_bucket") if family.bounds else ("",)
+            if not any(family.exported + part in names for part in parts):
+                continue
+            for line in self._lines[family.name]:
+                series, _, value = line.rpartition(" ")
+                name, _, given = series.partition("{")
+                if name in names:
+                    pairs = ((key, _plain(text)) for key, text in _LABEL.findall(given))
+                    found[name, tuple(sorted(pairs))] = float(value)
+        return found
+
     def _known(self, name: str) -> _Known:
         found = self._known_names.get(name)
         if found is None:
@@ -125,6 +146,11 @@ def _escaped(value: str) -> str:
     if "\\" in value or '"' in value or "\n" in value:
         return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     return value
+
+
+def _plain(text: str) -> str:
+    """The text of a label that was escaped."""
+    return _ESCAPE.sub(lambda found: "\n" if found[1] == "n" else found[1], text)
 
 
 def _number(value: float) -> str:

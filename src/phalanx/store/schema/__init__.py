@@ -3,7 +3,16 @@
 `metadata` has every table here: what makes or copies a database takes it from this package.
 """
 
-from phalanx.store.schema import listings, logs, metrics, money, provenance, retention, storage
+from phalanx.store.schema import (
+    listings,
+    logs,
+    metrics,
+    money,
+    notify,
+    provenance,
+    retention,
+    storage,
+)
 from phalanx.store.tables import metadata
 
 __all__ = [
@@ -12,6 +21,7 @@ __all__ = [
     "metadata",
     "metrics",
     "money",
+    "notify",
     "provenance",
     "retention",
     "storage",

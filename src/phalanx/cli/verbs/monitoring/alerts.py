@@ -9,7 +9,9 @@ import typer
 
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson
+from phalanx.cli.verbs.monitoring import alerts_live
 from phalanx.core.alerts.table import ALERTS, Alert
+from phalanx.core.notify.samples import needs_prometheus
 from phalanx.errors import UserError
 from phalanx.kit.text import nearest
 from phalanx.kit.units import format_duration
@@ -20,9 +22,18 @@ _CLUSTER = re.compile(r"[A-Za-z0-9._-]{0,63}")
 
 alerts_app = typer.Typer(
     name="alerts",
-    help="Alerts of the platform: list them, and print rules of Prometheus and routes of Alertmanager.",
+    help="Alerts of the platform: the table, rules of Prometheus, and the built-in notifier.",
     no_args_is_help=True,
 )
+for _verb in (
+    alerts_live.firing,
+    alerts_live.silence,
+    alerts_live.silences,
+    alerts_live.unsilence,
+    alerts_live.receivers,
+    alerts_live.deliveries,
+):
+    alerts_app.command(_verb.__name__)(_verb)
 
 
 @alerts_app.command("list")
@@ -47,13 +58,27 @@ def list_alerts(
             typer.echo(f"{key + ':':14}{value}")
     else:
         rows = [
-            (one.name, one.severity.value, one.mode.value, _held(one), one.meaning) for one in found
+            (
+                one.name,
+                one.severity.value,
+                one.mode.value,
+                _held(one),
+                _evaluated_by(one),
+                one.meaning,
+            )
+            for one in found
         ]
-        output.table(("ALERT", "SEVERITY", "MODE", "FOR", "MEANING"), rows, "no alerts")
+        heads = ("ALERT", "SEVERITY", "MODE", "FOR", "EVALUATED BY", "MEANING")
+        output.table(heads, rows, "no alerts")
 
 
 def _held(one: Alert) -> str:
     return format_duration(one.hold_s) if one.hold_s else "at once"
+
+
+def _evaluated_by(one: Alert) -> str:
+    """What can evaluate it: a few alerts are about the scrape, or about the leader itself."""
+    return "Prometheus" if needs_prometheus(one) else "both"
 
 
 def _view(one: Alert) -> dict[str, Any]:
@@ -64,6 +89,7 @@ def _view(one: Alert) -> dict[str, Any]:
         "severity": one.severity.value,
         "failure_mode": one.mode.value,
         "for": _held(one),
+        "evaluated_by": _evaluated_by(one),
         "summary": one.summary,
         "meaning": one.meaning,
         "dashboard": one.screen.value,

@@ -1,0 +1,85 @@
+"""Bodies about alerts of the built-in notifier, silences, receivers and their messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from phalanx.schemas.api.body import At, RequestBody, ResponseBody
+
+
+class LiveAlertView(ResponseBody):
+    """An alert for one combination of labels. `muted`: by a silence, or by an alert that explains it."""
+
+    fingerprint: str
+    alert: str
+    severity: str
+    phase: Literal["pending", "firing", "resolved"]
+    labels: dict[str, str] = Field(default_factory=dict)
+    summary: str
+    value: float
+    since: At  # when the condition began to hold
+    fired_at: At | None = None
+    resolved_at: At | None = None
+    muted: bool = False
+
+
+class ReceiverView(ResponseBody):
+    """A receiver of the settings, without its address. `gone_at`: it answered that it is gone."""
+
+    name: str
+    kind: Literal["webhook", "slack", "mail"]
+    severities: list[str]
+    projects: list[str] = Field(default_factory=list)  # empty: all, and the platform
+    jobs: list[str] = Field(default_factory=list)  # states in which the end of a job is told
+    gone_at: At | None = None
+    message: str = ""  # why
+
+
+class AlertsView(ResponseBody):
+    """Alerts that are pending or firing or were resolved within a day; without receivers there are none."""
+
+    alerts: list[LiveAlertView]
+    receivers: list[ReceiverView]
+
+
+class SilenceRequest(RequestBody):
+    """Alerts that are not told for a while: labels, or `alertname` or `severity`, with their values.
+
+    All matchers must match; `*` in a value stands for any text.
+    """
+
+    matchers: dict[
+        Annotated[str, Field(min_length=1, max_length=64)],
+        Annotated[str, Field(min_length=1, max_length=200)],
+    ] = Field(min_length=1, max_length=10)
+    duration_s: float = Field(gt=0, le=90 * 86_400)
+    comment: str = Field(default="", max_length=500)
+
+
+class SilenceView(ResponseBody):
+    """A silence that is not over."""
+
+    num: int
+    matchers: dict[str, str]
+    until: At
+    comment: str = ""
+    by: str = ""
+    made_at: At
+
+
+class DeliveryView(ResponseBody):
+    """A message to a receiver. `error` is that of the last try."""
+
+    num: int
+    id: str
+    receiver: str
+    kind: str
+    state: Literal["open", "sent", "dead"]
+    title: str
+    tries: int
+    made_at: At
+    due_at: At | None = None  # of the next try
+    done_at: At | None = None
+    error: str = ""

@@ -1,0 +1,1 @@
+"""Routes about what watches the platform: alerts of the built-in notifier."""

@@ -1,0 +1,111 @@
+"""The step that evaluates: take samples, let alerts live, and make the messages that are due.
+
+Everything of one evaluation is stored in one transaction: no message without the state that it tells of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from phalanx.core.jobs.model import TERMINAL
+from phalanx.core.notify.alert_life import evaluated
+from phalanx.core.notify.grouping import due_messages
+from phalanx.core.notify.samples import BUILT_IN, Sampled, Series, kept
+from phalanx.kit.text import random_hex
+from phalanx.services.notify.config import NotifyConfig
+from phalanx.services.notify.messages import ALERTS, DIGEST, JOB, alert_body, job_body
+from phalanx.services.platform import Platform
+from phalanx.store import events, jobs
+from phalanx.store.database import Tx
+from phalanx.store.notify import alerts, deliveries
+
+Sample = Callable[[int], Mapping[Series, float]]
+"""Takes a sample of everything that conditions read."""
+_KEPT_US = 7 * 86_400_000_000
+_MOST_EVENTS = 2000
+_ENDED = frozenset(one.value for one in TERMINAL)
+
+
+@dataclass(slots=True)
+class AlertHistory:
+    """The samples in memory. Those that another leader took are read when this one leads."""
+
+    samples: list[Sampled] = field(default_factory=list)
+
+    def read(self, tx: Tx) -> None:
+        """Add what is stored behind the newest one."""
+        after = self.samples[-1].at if self.samples else -1
+        self.samples += alerts.samples(tx, after)
+
+
+def evaluate_step(
+    platform: Platform, config: NotifyConfig, history: AlertHistory, sample: Sample, now: int
+) -> None:
+    """One evaluation. Without receivers nothing happens."""
+    if not config.receivers:
+        return
+    platform.store.view(history.read)
+    if history.samples and history.samples[-1].at >= now:
+        return  # the clock was set back: no second sample at a time
+    taken = Sampled(now, sample(now))
+    times = [one.at for one in history.samples]
+    keeping = kept([*times, now], now)
+    window = [*(one for one in history.samples if one.at in keeping), taken]
+
+    def work(tx: Tx) -> None:
+        alerts.put_sample(tx, taken)
+        alerts.drop_samples(tx, (at for at in times if at not in keeping))
+        known = {one.fingerprint: one for one in alerts.alerts(tx)}
+        after = evaluated(known.values(), BUILT_IN, window)
+        alerts.put_alerts(tx, known, after)
+        told = alerts.told(tx)
+        receivers = [one.wants for one in config.receivers.values()]
+        messages, told_now = due_messages(
+            after.values(), receivers, alerts.silences(tx, now), told, now
+        )
+        alerts.put_told(tx, told, told_now)
+        fresh = [
+            _message(one.receiver, DIGEST if one.digest else ALERTS, alert_body(one, links, now))
+            for one in messages
+        ]
+        fresh += _of_jobs(platform, config, tx, now)
+        deliveries.add(tx, fresh, now)
+        deliveries.drop_old(tx, now - _KEPT_US)
+        alerts.drop_old_silences(tx, now)
+
+    links = config.links
+    platform.store.transact(work)
+    history.samples = window
+
+
+def _message(receiver: str, kind: str, body: str, id: str = "") -> Mapping[str, str]:
+    return {"id": id or f"msg_{random_hex(24)}", "receiver": receiver, "kind": kind, "body": body}
+
+
+def _of_jobs(
+    platform: Platform, config: NotifyConfig, tx: Tx, now: int
+) -> Iterator[Mapping[str, str]]:
+    """Messages about jobs that have ended since the last evaluation."""
+    wanted = [one for one in config.receivers.values() if one.jobs]
+    place = deliveries.feed_place(tx)
+    if not wanted or not place:
+        # Jobs that ended before anything wanted to know are not told.
+        deliveries.set_feed_place(tx, events.last_feed(tx))
+        return
+    found = events.feed(tx, after=place, limit=_MOST_EVENTS)
+    if not found:
+        return
+    deliveries.set_feed_place(tx, found[-1].feed)
+    ends = {one.job: one.at for one in found if one.state in _ENDED}
+    for stored in jobs.load_many(tx, sorted(ends)):
+        job, facts = stored.job, stored.facts
+        # Later events of an ended job have its state as well.
+        if not any(one.at == job.ended_at for one in found if one.job == job.num):
+            continue
+        for one in wanted:
+            of = one.wants.projects
+            if job.state.value in one.jobs and (not of or facts.project in of):
+                body = job_body(stored, platform.job_url(job.num), now)
+                id = f"job-{job.num}-{one.name}"
+                yield _message(one.name, JOB + job.state.value, body, id)
