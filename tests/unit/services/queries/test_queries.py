@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.core.logs.missing import MissingBytes, MissingMark
 from phalanx.core.logs.segments import LogSegment
 from phalanx.core.training.ledger import Consumed
 from phalanx.errors import UserError
@@ -74,13 +75,13 @@ def test_lines_do_not_depend_on_how_bytes_were_cut(
 ) -> None:
     text = "\n".join(lines).encode() + (b"\n" if ends and lines else b"")
     pieces = cut(text, edges)
-    first, rest = assemble(pieces[:split], {}, {}, flush=False)
+    first, rest = assemble(pieces[:split], [], {}, {}, flush=False)
     end = _end(pieces[:split])
     begun = {key: (start, text[start:end]) for key, start in rest.items()}
     cursor = parse_cursor(str(Cursor(split, rest)))
     assert cursor == Cursor(split, rest)
     bounds = {(1, 0, 0, "out"): StreamBounds(end)}
-    second, left = assemble(pieces[split:], begun, bounds, flush=True)
+    second, left = assemble(pieces[split:], [], begun, bounds, flush=True)
     assert not left
     wanted = text.decode().split("\n")
     if wanted[-1] == "":
@@ -95,7 +96,7 @@ def _end(pieces: list[LogSegment]) -> int:
 def test_a_new_generation_ends_the_lines_of_the_old_one() -> None:
     old = LogSegment(1, 1, 1, 0, 0, "out", 0, 0, S, b"cut off here")
     new = LogSegment(2, 1, 1, 1, 0, "out", 0, 0, S, b"again\n")
-    lines, rest = assemble([old, new], {}, {}, flush=False)
+    lines, rest = assemble([old, new], [], {}, {}, flush=False)
     assert [(one.generation, one.text) for one in lines] == [(0, "cut off here"), (1, "again")]
     assert rest == {}
 
@@ -116,10 +117,11 @@ def test_what_is_missing_stands_in_its_place_with_the_number_of_bytes() -> None:
         part(5, 40, b"one\ncut"),
         part(6, 47, b"two\n", dropped=9),
         part(7, 100, b"three\n"),
-        part(8, 400, b""),  # it had 400 bytes when its supervisor ended
     ]
-    bounds = {key: StreamBounds(begin=10, received=106, expired=30)}
-    lines, rest = assemble(segments, {}, bounds, flush=True)
+    # It had 400 bytes when its supervisor ended.
+    unsent = MissingMark(8, key, S, (MissingBytes("unsent", 294, 106, 400),), 400)
+    bounds = {key: StreamBounds(begin=10, expired=30)}
+    lines, rest = assemble(segments, [unsent], {}, bounds, flush=True)
     assert told(lines) == [
         ("expired", 20, 10),
         ("limit", 10, 30),
@@ -132,9 +134,12 @@ def test_what_is_missing_stands_in_its_place_with_the_number_of_bytes() -> None:
         ("unsent", 294, 106),
     ]
     assert rest == {} and "294 bytes are missing here (offset 106 to 400)" in lines[-1].text
-    # What arrived later has filled the gap.
-    filled = {key: StreamBounds(begin=10, received=400, expired=30, marks={8: 400})}
-    assert told(assemble(segments, {}, filled, flush=True)[0])[-1] == "three"
+    # What a mark told before a segment is not told again.
+    cut = MissingMark(5, key, S, (MissingBytes("limit", 30, 10, 40),), 40)
+    assert told(assemble(segments, [cut], {}, bounds, flush=True)[0])[:2] == [
+        ("limit", 30, 10),
+        "one",
+    ]
 
 
 @pytest.mark.parametrize("text", ["x", "1~2", "1~1.2.3", "1~1.0.0.out.x"])
