@@ -83,7 +83,7 @@ def pack_job(platform: Platform, num: int, now: int) -> bool:
     try:
         platform.log_files.write(num, row.name, data)
         done = platform.store.transact(lambda tx: packs.finish(tx, row, len(segments), now))
-    except DataUnavailable as error:
+    except (DataUnavailable, NotFound) as error:  # the second: there is no such bucket
         _LOG.warning("%s", error)
         done = False
     if not done:
