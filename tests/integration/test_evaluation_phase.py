@@ -5,21 +5,24 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx.train as pt
-from phalanx.core.gang.stalls import LEAST_S, OUTSIDE_S, StallLimit, StallWatch
+from phalanx.core.gang.stalls import GRACE_S, StallPolicy, StallWatch
 from phalanx.supervise.ranks.records import GenerationRecords
 
 pytestmark = pytest.mark.integration
+POLICY = StallPolicy()
 
 
 @pytest.mark.leaves("a run holds its report file until its process ends")
-@pytest.mark.parametrize(("through", "limit_s"), [("library", OUTSIDE_S), ("plain", LEAST_S)])
+@pytest.mark.parametrize(
+    ("through", "limit_s"), [("library", POLICY.validation_s), ("plain", GRACE_S)]
+)
 def test_evaluation_is_told_from_a_step_that_hangs(tmp_path, monkeypatch, through, limit_s):
     """The control evaluates by a plain loader, which nobody can see."""
     for name in ("RANK", "WORLD_SIZE", "PHALANX_CHECKPOINT_DIR"):
         monkeypatch.delenv(name, raising=False)
     file = tmp_path / "report"
     monkeypatch.setenv("PHALANX_REPORT_FILE", str(file))
-    watch = StallWatch(StallLimit(), 0.0)
+    watch = StallWatch(POLICY, 0.0)
     records = GenerationRecords(0, {0: file}, lambda make: None, watch)
     found = []
 
@@ -47,4 +50,4 @@ def test_evaluation_is_told_from_a_step_that_hangs(tmp_path, monkeypatch, throug
                 look()
     records.close()
     assert found[0] == ("evaluating" if through == "library" else "ready", limit_s)
-    assert found[1] == ("ready", LEAST_S)
+    assert found[1] == ("ready", GRACE_S)

@@ -56,8 +56,6 @@ def rank_environment(
     own = to_environment(rank)
     if adapter.rendezvous:
         own |= _torch(gang, rank, node.place)
-        # NCCL's own default; without it, gloo records no collectives to compare when a gang hangs.
-        env.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     else:
         own = {k: v for k, v in own.items() if k.startswith("PHALANX_") or k in _PLACE}
     env.update(own)
