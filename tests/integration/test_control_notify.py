@@ -34,6 +34,7 @@ from phalanx.schemas.wire import supervision as wire
 from phalanx.server.observe.exposition import Exposition
 from phalanx.server.settings import ApiSettings, Settings
 from phalanx.server.settings_groups.notify import NotifySettings
+from phalanx.services.notify import evaluation
 from phalanx.services.notify.config import MailConfig, NotifyConfig, ReceiverConfig
 from phalanx.services.notify.delivery import deliver_step
 from phalanx.services.notify.evaluation import AlertHistory, evaluate_step
@@ -182,6 +183,18 @@ def test_ends_of_jobs_are_told_to_receivers_of_their_project(rig: Rig) -> None:
     assert body["type"] == "job.failed" and body["data"]["job"] == f"j-{num}"
     assert body["data"]["url"].endswith(f"/jobs/{num}") and id == f"job-{num}-vision"
     assert [x for x in loops.minute() if x[0] == "vision"] == []
+
+
+def test_all_ends_between_two_evaluations_are_told_however_many(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first evaluation meets a home without any job."""
+    monkeypatch.setattr(evaluation, "_EVENTS_AT_A_TIME", 1)
+    loops = Loops(rig)
+    loops.minute()
+    nums = [failed(rig, "vision") for _ in range(3)]
+    told = [body["data"]["job"] for name, body, _ in loops.minute() if name == "vision"]
+    assert told == [f"j-{num}" for num in nums]
 
 
 def test_failures_are_tried_for_hours_and_then_wait_for_a_hand(rig: Rig) -> None:

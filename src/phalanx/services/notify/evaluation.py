@@ -5,7 +5,7 @@ Everything of one evaluation is stored in one transaction: no message without th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.core.jobs.model import TERMINAL
@@ -13,17 +13,18 @@ from phalanx.core.notify.alert_life import evaluated
 from phalanx.core.notify.grouping import due_messages
 from phalanx.core.notify.samples import BUILT_IN, Sampled, Series, kept
 from phalanx.kit.text import random_hex
-from phalanx.services.notify.config import NotifyConfig
+from phalanx.services.notify.config import NotifyConfig, ReceiverConfig
 from phalanx.services.notify.messages import ALERTS, DIGEST, JOB, alert_body, job_body
 from phalanx.services.platform import Platform
 from phalanx.store import events, jobs
 from phalanx.store.database import Tx
+from phalanx.store.jobs import StoredJob
 from phalanx.store.notify import alerts, deliveries
 
 Sample = Callable[[int], Mapping[Series, float]]
 """Takes a sample of everything that conditions read."""
 _KEPT_US = 7 * 86_400_000_000
-_MOST_EVENTS = 2000
+_EVENTS_AT_A_TIME = 2000
 _ENDED = frozenset(one.value for one in TERMINAL)
 
 
@@ -88,24 +89,32 @@ def _of_jobs(
 ) -> Iterator[Mapping[str, str]]:
     """Messages about jobs that have ended since the last evaluation."""
     wanted = [one for one in config.receivers.values() if one.jobs]
-    place = deliveries.feed_place(tx)
-    if not wanted or not place:
-        # Jobs that ended before anything wanted to know are not told.
-        deliveries.set_feed_place(tx, events.last_feed(tx))
-        return
-    found = events.feed(tx, after=place, limit=_MOST_EVENTS)
-    if not found:
-        return
-    deliveries.set_feed_place(tx, found[-1].feed)
-    ends = {one.job: one.at for one in found if one.state in _ENDED}
-    for stored in jobs.load_many(tx, sorted(ends)):
-        job, facts = stored.job, stored.facts
+    place, last = deliveries.feed_place(tx), events.last_feed(tx)
+    deliveries.set_feed_place(tx, max(1, last))
+    if not place:
+        return  # jobs that ended before anything wanted to know are not told
+    done: set[int] = set()  # the events of one end may be in two pieces
+    while wanted:
+        found = events.feed(tx, after=place, limit=_EVENTS_AT_A_TIME)
         # Later events of an ended job have its state as well.
-        if not any(one.at == job.ended_at for one in found if one.job == job.num):
-            continue
-        for one in wanted:
-            of = one.wants.projects
-            if job.state.value in one.jobs and (not of or facts.project in of):
-                body = job_body(stored, platform.job_url(job.num), now)
-                id = f"job-{job.num}-{one.name}"
-                yield _message(one.name, JOB + job.state.value, body, id)
+        times = {(one.job, one.at) for one in found if one.state in _ENDED}
+        for stored in jobs.load_many(tx, sorted({job for job, _ in times})):
+            num = stored.job.num
+            if num not in done and (num, stored.job.ended_at) in times:
+                done.add(num)
+                yield from _told_of(platform, wanted, stored, now)
+        if len(found) < _EVENTS_AT_A_TIME:
+            return
+        place = found[-1].feed
+
+
+def _told_of(
+    platform: Platform, wanted: Sequence[ReceiverConfig], stored: StoredJob, now: int
+) -> Iterator[Mapping[str, str]]:
+    """The messages about one job that has ended."""
+    job, facts = stored.job, stored.facts
+    for one in wanted:
+        of = one.wants.projects
+        if job.state.value in one.jobs and (not of or facts.project in of):
+            body = job_body(stored, platform.job_url(job.num), now)
+            yield _message(one.name, JOB + job.state.value, body, f"job-{job.num}-{one.name}")
