@@ -34,6 +34,7 @@ from phalanx.cli.verbs.enter.exec import exec_
 from phalanx.cli.verbs.enter.port_forward import port_forward
 from phalanx.cli.verbs.monitoring.alerts import alerts_app
 from phalanx.cli.verbs.monitoring.dashboards import dashboards_app
+from phalanx.cli.verbs.monitoring.job_bundle import bundle
 from phalanx.cli.verbs.monitoring.slo import slo_app
 from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, quotas, scheduler_app
@@ -123,6 +124,7 @@ for _verb, _panel in (
     (metrics.report, _TRAIN),
     (diagnose.stacks, _LOOK),
     (diagnose.profile, _LOOK),
+    (bundle, _LOOK),
     (checkpoints.checkpoints, _LOOK),
     (port_forward, _LOOK),
     (jobs.wait, _STEER),

@@ -13,7 +13,7 @@ from phalanx.kit.units import format_duration
 if TYPE_CHECKING:
     from phalanx.schemas.api.jobs import JobView, RestartView
 
-_HEADINGS = ("FAULT", "AT", "CAUSE", "RANK", "ENDED BY", "WAIT", "LOST", "STEPS", "SLOT-S", "THEN")
+HEADINGS = ("FAULT", "AT", "CAUSE", "RANK", "ENDED BY", "WAIT", "LOST", "STEPS", "SLOT-S", "THEN")
 
 
 def show_faults(view: JobView, json: bool) -> None:
@@ -22,7 +22,7 @@ def show_faults(view: JobView, json: bool) -> None:
     if json:
         output.as_json(found)
         return
-    output.table(_HEADINGS, [_row(one) for one in found], f"{view.label} has had no faults")
+    output.table(HEADINGS, [fault_row(one) for one in found], f"{view.label} has had no faults")
     for one in found:
         print(f"\n{_name(one)}: {one.message}")
         if one.evidence:
@@ -37,7 +37,8 @@ def _name(one: RestartView) -> str:
     return f"attempt {one.attempt}, generation {one.generation}"
 
 
-def _row(one: RestartView) -> Sequence[object]:
+def fault_row(one: RestartView) -> Sequence[object]:
+    """A fault as a row below `HEADINGS`."""
     return (
         f"{one.attempt}.{one.generation}",
         output.clock_time(one.failed_at),

@@ -89,14 +89,15 @@ STATE_STYLES = {
 
 def as_json(value: BaseModel | Sequence[BaseModel] | Any) -> None:
     """Print one JSON document on stdout."""
-    print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+    print(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Models, also in a list, as dictionaries for JSON."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     return value
 
 
