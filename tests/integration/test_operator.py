@@ -455,7 +455,11 @@ def test_pods_that_wait_say_why_once(served: ServedObjects) -> None:
     ]
 
 
-def test_pods_get_the_labels_of_their_roles_and_their_ends_are_told(served: ServedObjects) -> None:
+@pytest.mark.parametrize("looks", [2, 0])
+def test_pods_get_the_labels_of_their_roles_and_their_ends_are_told(
+    served: ServedObjects, looks: int
+) -> None:
+    """Also of a pod that ends and is deleted between two looks at its object."""
     key = served.apply(pytorchjob())
     served.look(key)
     uid = served.object(key)["metadata"]["uid"]
@@ -478,8 +482,8 @@ def test_pods_get_the_labels_of_their_roles_and_their_ends_are_told(served: Serv
     path = "/api/v1/namespaces/team/pods/phx-a1-j1-a1-n1"
     body = {"status": {"containerStatuses": [ended]}}
     served.client.call("PATCH", f"{path}/status", body, kind="application/merge-patch+json")
-    served.look(key)
-    served.look(key)
+    for _ in range(looks):
+        served.look(key)
     served.client.call("DELETE", path, {})
     served.look(key)
     assert served.events() == [

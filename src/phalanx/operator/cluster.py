@@ -25,8 +25,10 @@ from phalanx.operator.kinds import (
     project_of,
     timestamp,
 )
+from phalanx.operator.pod_events import exit_code
 
 COMPONENT = "phalanx-operator"
+_MOST_EXITS = 10_000
 _JOIN_S = 5.0
 _MOST_MESSAGE = 1000
 _MOST_TOLD = 20_000
@@ -79,6 +81,7 @@ class ServedCluster:
     ) -> None:
         self.client, self.kinds = client, kinds
         self.scope = scope or WatchScope()
+        self._exits: dict[str, int] = {}  # exit codes of pods by uid, also of those that are gone
         self._namespaces = [
             Reflector(client, "/api/v1/namespaces", query, changed=changed, trim=_namespace_parts)
             for query in self.scope.namespace_queries()
@@ -100,7 +103,7 @@ class ServedCluster:
                 f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods",
                 {"labelSelector": UID_LABEL},
                 changed=changed,
-                trim=_pod_parts,
+                trim=self._pod_parts,
             )
             for namespace in self.scope.places
         ]
@@ -173,6 +176,19 @@ class ServedCluster:
     def pods(self, uid: str) -> list[Object]:
         """The pods that run for an object."""
         return [one for one in self._all_pods() if one["metadata"]["labels"][UID_LABEL] == uid]
+
+    def exit_of(self, uid: str) -> int | None:
+        """The exit code that a pod had, also after it was deleted; None where none was seen."""
+        return self._exits.get(uid)
+
+    def _pod_parts(self, pod: Object) -> Object:
+        """What is kept of a pod. A pod may end and be deleted between two looks at its object."""
+        parts, code = _pod_parts(pod), exit_code(pod)
+        if code is not None:
+            self._exits[pod["metadata"]["uid"]] = code
+            if len(self._exits) > _MOST_EXITS:
+                del self._exits[next(iter(self._exits))]
+        return parts
 
     def _namespace(self, name: str) -> Object | None:
         found = (one.find("", name) for one in self._namespaces)

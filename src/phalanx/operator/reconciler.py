@@ -19,7 +19,7 @@ from phalanx.errors import (
 from phalanx.operator.cluster import ServedCluster
 from phalanx.operator.control_plane import ObjectJobs, seen, uid_of
 from phalanx.operator.kinds import Object, ObjectKey
-from phalanx.operator.pod_events import exit_code, node_rank, troubles
+from phalanx.operator.pod_events import node_rank, troubles
 from phalanx.operator.submission import KINDS, SPEC_LABEL, SubmissionTarget, submission
 from phalanx.schemas.api.jobs import JobView
 
@@ -39,7 +39,7 @@ class Reconciler:
     cluster: ServedCluster
     jobs: ObjectJobs
     target: SubmissionTarget
-    #: names of the pods that were seen, by uid of the object and of the pod
+    #: `namespace.name` of the pods that were seen, by uid of the object and of the pod
     known_pods: dict[str, dict[str, str]] = field(default_factory=dict)
     #: is told the number of the job of an object, while it has not ended
     noticed: Callable[[int, ObjectKey], None] = lambda num, key: None
@@ -176,7 +176,7 @@ class Reconciler:
         known, here = self.known_pods.get(uid, {}), {}
         for pod in self.cluster.pods(uid):
             meta = pod["metadata"]
-            here[meta["uid"]] = meta["name"]
+            here[meta["uid"]] = f"{meta['namespace']}.{meta['name']}"
             labels = KINDS[key.kind].rank_labels(what, node_rank(meta["name"]))
             if not labels.keys() <= meta["labels"].keys():
                 said = f"Created pod: {meta['name']}"
@@ -186,14 +186,14 @@ class Reconciler:
                     self.cluster.label_pod(pod, labels)
             for event in troubles(pod):
                 self.cluster.tell(key, one, event, now_s)
-            code = exit_code(pod)
+        for pod_uid, place in (known | here).items():
+            meta, code = {"uid": pod_uid}, self.cluster.exit_of(pod_uid)
             if code is not None:
-                said = f"Pod: {meta['namespace']}.{meta['name']} exited with code {code}"
+                said = f"Pod: {place} exited with code {code}"
                 self._tell_pod(key, one, "ExitedWithCode", said, meta, now_s)
-        for pod_uid, name in known.items():
             if pod_uid not in here:
-                gone = {"uid": pod_uid}
-                self._tell_pod(key, one, "SuccessfulDeletePod", f"Deleted pod: {name}", gone, now_s)
+                said = f"Deleted pod: {place.partition('.')[2]}"
+                self._tell_pod(key, one, "SuccessfulDeletePod", said, meta, now_s)
         if here:
             self.known_pods[uid] = here
         else:

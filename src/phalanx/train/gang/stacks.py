@@ -10,13 +10,13 @@ is no thread.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import faulthandler
 import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
@@ -44,9 +44,8 @@ def install_handler(report_file: Path | None) -> None:
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
     _open[report_file] = file
     if report_file.with_suffix(ASK_SUFFIX).is_fifo():
-        threading.Thread(
-            target=_answer_all, args=(report_file,), name="phalanx-collectives", daemon=True
-        ).start()
+        # Not of `threading`: a script that counts its threads finds only its own.
+        _thread.start_new_thread(_answer_all, (report_file,))
 
 
 def request_stacks(pids: Iterable[int]) -> None:
