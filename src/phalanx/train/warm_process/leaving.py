@@ -64,10 +64,10 @@ def _drop_modules(before: Collection[str]) -> None:
 
 def _close_files() -> None:
     """Close files that are still open, those that wrap another one first, so that nothing is lost."""
-    # Types of the interpreter, not the abstract class above them, which asks an object for its class: a
-    # class of the script that is its own class, as some of h11 are, has ended halfway and has none left.
+    # By type alone, and types of the interpreter, not the abstract class above them: objects that are asked
+    # for their class may raise, such as weak proxies of what is gone, and classes that are their own class.
     kinds = (io.TextIOWrapper, _io._BufferedIOBase)
-    files = [one for one in gc.get_objects() if isinstance(one, kinds)]
+    files: list[Any] = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
     streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
     standard = {id(one) for stream in streams for one in (stream, getattr(stream, "buffer", None))}
     plain = (io.BufferedWriter, io.BufferedReader, io.BufferedRandom, io.BytesIO)

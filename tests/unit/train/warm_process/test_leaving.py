@@ -80,6 +80,19 @@ print("said", end="")
     assert ending(script, tmp_path) == (0, "said", "")
 
 
+def test_a_weak_proxy_of_what_is_gone_does_not_fail_the_end(tmp_path: Path):
+    """As torch.compile leaves some."""
+    script = """
+import weakref
+class Model:
+    pass
+model = Model()
+sys.kept = [weakref.proxy(model)]
+print("said", end="")
+"""
+    assert ending(script, tmp_path) == (0, "said", "")
+
+
 @pytest.mark.parametrize(
     ("code", "number", "said"),
     [("3", 3, ""), ("None", 0, ""), ("'why'", 1, "why\n"), ("-1", 255, ""), ("True", 1, "")],
