@@ -309,7 +309,7 @@ class RayCluster:
         key: Key = (ref["job"], ref["attempt"], ref["node_rank"])
         tracked = self._find(key)
         shim = ref["shim"]
-        actor_gone = tracked.handle is None or self._ended(tracked)
+        actor_gone = tracked.handle is None or self._ended(tracked, shim)
         if tracked.result is not None:
             return dict(tracked.result)
         shim_state = tracked.shim_state(shim)
@@ -323,7 +323,7 @@ class RayCluster:
             return _alive("the actor is gone; its shim is killing the processes that are left")
         return self._fenced(tracked, shim, fence_s)
 
-    def _ended(self, tracked: TrackedSupervisor) -> bool:
+    def _ended(self, tracked: TrackedSupervisor, shim: Mapping[str, Any] | None) -> bool:
         """Whether the actor is gone; stores the exit record that it returned."""
         import ray
 
@@ -343,7 +343,7 @@ class RayCluster:
         tracked.result = {
             "alive": False,
             "exit": said["exit"],
-            "message": "",
+            "message": "" if said["exit"] is not None else self._without_record(shim),
             "output": said.get("output", []),  # an actor of an earlier release does not count
         }
         tracked.disconnect()
@@ -358,10 +358,16 @@ class RayCluster:
             assert tracked.refused_at is not None
             if time.monotonic() - tracked.refused_at < _EXIT_RECORD_S:
                 return _alive("the supervisor has ended; its exit record has not arrived yet")
-            return _gone(tracked, "the supervisor ended without an exit record")
+            return _gone(tracked, self._without_record(shim))
         if self._node_watch.raylet_is_gone(shim["node"]):
-            return _gone(tracked, f"the raylet of node {shim['label']} died")
+            return _gone(tracked, self._without_record(shim))
         return _gone(tracked, "the actor of the supervisor was killed")
+
+    def _without_record(self, shim: Mapping[str, Any] | None) -> str:
+        """Why a supervisor left no exit record. Its actor may outlive the raylet and tell of its end."""
+        if shim is not None and self._node_watch.raylet_is_gone(shim["node"]):
+            return f"the raylet of node {shim['label']} died"
+        return "the supervisor ended without an exit record"
 
     def _fenced(
         self, tracked: TrackedSupervisor, shim: Mapping[str, Any], fence_s: float
