@@ -15,6 +15,7 @@ import pytest
 from phalanx.errors import SecretManagerUnavailable, SecretRefused, UserError
 from phalanx.kit.clock import ManualClock
 from phalanx.schemas.home import HomeLayout
+from phalanx.server.settings_groups.forms import file_or_value
 from phalanx.services.secret_managers.mounted_files import MountedFiles
 from phalanx.services.secret_managers.references import (
     PAUSE_S,
@@ -22,7 +23,7 @@ from phalanx.services.secret_managers.references import (
     SecretSource,
     SecretSources,
 )
-from phalanx.services.secret_managers.vault import VaultConfig, VaultSource, file_or_value
+from phalanx.services.secret_managers.vault import VaultConfig, VaultSource, credential_error
 from phalanx.standalone.certificates import GeneratedCertificate
 from support.secret_server import ROLE, ROOT_TOKEN, SECRET_ID, FakeSecretServer, secret_server
 
@@ -297,7 +298,7 @@ def test_nothing_listens_and_a_credential_file_is_away(tmp_path: Path) -> None:
     with secret_server() as server:
         server.put("hub", token=VALUE)
         file = tmp_path / "token"
-        manager = manager_of(server, token=file_or_value(f"file:{file}"))
+        manager = manager_of(server, token=file_or_value(f"file:{file}", credential_error))
         with pytest.raises(SecretManagerUnavailable, match="cannot be read: No such file"):
             manager.read("hub", ["token"])
         file.write_text(f"{ROOT_TOKEN}\n")

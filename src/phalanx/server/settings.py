@@ -36,14 +36,14 @@ from phalanx.launch.linux import replace_environment
 from phalanx.launch.tls.trust import read_ca
 from phalanx.schemas.home import HomeLayout
 from phalanx.server.settings_groups.accounting import CostSettings, RetentionSettings
-from phalanx.server.settings_groups.forms import SettingsGroup, read_duration
+from phalanx.server.settings_groups.forms import SettingsGroup, file_or_value, read_duration
 from phalanx.server.settings_groups.notify import NotifySettings
 from phalanx.server.settings_groups.objectives import SloSettings
 from phalanx.services.login.provider import LoginConfig, is_protected
 from phalanx.services.objects.code_archives import CodeArchives
 from phalanx.services.objects.log_files import LogFiles
 from phalanx.services.secret_managers.mounted_files import MountedFiles
-from phalanx.services.secret_managers.vault import VaultConfig, file_or_value
+from phalanx.services.secret_managers.vault import VaultConfig, credential_error
 from phalanx.store.secrets.envelope import GivenKeys, KeyWrapper
 
 _PREFIX = "PHALANX__"
@@ -189,9 +189,11 @@ class VaultSettings(SettingsGroup):
             raise SpecInvalid([Problem(_variable(("vault", "token")), said)])
         return VaultConfig(
             address=self.address,
-            token=None if self.token is None else file_or_value(self.token),
+            token=None if self.token is None else file_or_value(self.token, credential_error),
             role_id=self.role_id or "",
-            secret_id=None if self.secret_id is None else file_or_value(self.secret_id),
+            secret_id=None
+            if self.secret_id is None
+            else file_or_value(self.secret_id, credential_error),
             namespace=self.namespace,
             mount=self.mount.strip("/"),
             auth_mount=self.auth_mount.strip("/"),

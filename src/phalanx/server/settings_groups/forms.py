@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from phalanx.errors import PlatformError
 from phalanx.kit.units import parse_duration, parse_size
 
 
@@ -13,6 +16,25 @@ class SettingsGroup(BaseModel):
     """One group of settings; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def file_or_value(given: str, refuse: Callable[[str], PlatformError]) -> Callable[[], str]:
+    """A value that is given itself, or by `file:PATH`, which is read again at each use.
+
+    `refuse` makes the error for a file that cannot be read, from its path and the reason.
+    """
+    if not given.startswith("file:"):
+        return lambda: given
+    path = Path(given.removeprefix("file://").removeprefix("file:"))
+
+    def read() -> str:
+        try:
+            return path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            said = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise refuse(f"{path} cannot be read: {said}") from None
+
+    return read
 
 
 def read_size(value: object) -> object:

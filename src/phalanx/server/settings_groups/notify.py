@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,7 +12,7 @@ from phalanx.core.alerts.prometheus import AlertLinks
 from phalanx.core.notify.grouping import AlertReceiver
 from phalanx.core.notify.signing import key_of
 from phalanx.errors import UserError
-from phalanx.server.settings_groups.forms import SettingsGroup
+from phalanx.server.settings_groups.forms import SettingsGroup, file_or_value
 from phalanx.services.notify.config import ChannelKind, MailConfig, NotifyConfig, ReceiverConfig
 
 _MAIL = re.compile(r"[^@\s,;<>\"]{1,64}@[A-Za-z0-9.-]{1,190}")
@@ -22,20 +21,8 @@ _Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 _Secret = Annotated[str, Field(max_length=400)]
 
 
-def _read(given: str) -> Callable[[], str]:
-    """A value that is given itself, or by `file:PATH`, which is read again at each use."""
-    if not given.startswith("file:"):
-        return lambda: given
-    path = Path(given.removeprefix("file://").removeprefix("file:"))
-
-    def read() -> str:
-        try:
-            return path.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            said = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise UserError(f"{path} cannot be read: {said}") from None
-
-    return read
+def _value(given: str) -> Callable[[], str]:
+    return file_or_value(given, UserError)
 
 
 class ReceiverSettings(SettingsGroup):
@@ -94,11 +81,11 @@ class ReceiverSettings(SettingsGroup):
             kind = ChannelKind.WEBHOOK
         elif self.slack is not None:
             kind = ChannelKind.SLACK
-        secrets = [_read(one) for one in self.secrets]
+        secrets = [_value(one) for one in self.secrets]
         return ReceiverConfig(
             wants=AlertReceiver(name, self.severities, self.projects),
             kind=kind,
-            url=_read(self.webhook or self.slack or ""),
+            url=_value(self.webhook or self.slack or ""),
             keys=lambda: tuple(key_of(one()) for one in secrets),
             mail=self.mail,
             jobs=self.jobs,
@@ -161,7 +148,7 @@ class NotifySettings(SettingsGroup):
             self.smtp_from,
             self.smtp_starttls,
             self.smtp_user,
-            _read(self.smtp_password),
+            _value(self.smtp_password),
         )
         return NotifyConfig(
             receivers={name: one.resolved(name) for name, one in self.receivers.items()},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -158,24 +157,6 @@ class VaultSource:
             ) from None
 
 
-def file_or_value(given: str) -> Callable[[], str]:
-    """A credential that is given itself, or by `file:PATH`, which is read again at each use."""
-    if not given.startswith("file:"):
-        return lambda: given
-    path = Path(given.removeprefix("file://").removeprefix("file:"))
-
-    def read() -> str:
-        try:
-            return path.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            said = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise SecretManagerUnavailable(
-                f"the credential of vault in {path} cannot be read: {said}"
-            ) from None
-
-    return read
-
-
 def _chosen(place: str, body: Mapping[str, Any], keys: Collection[str]) -> Mapping[str, str]:
     outer = body.get("data")
     found = outer.get("data") if isinstance(outer, Mapping) else None
@@ -202,3 +183,8 @@ def _said(status: int, body: Mapping[str, Any]) -> str:
     errors = body.get("errors")
     told = "; ".join(str(one) for one in errors) if isinstance(errors, list) else ""
     return f"{status} {shorten(' '.join(told.split()), 200)}".strip()
+
+
+def credential_error(said: str) -> SecretManagerUnavailable:
+    """The error of a credential in a file that cannot be read; `said` has its path and the reason."""
+    return SecretManagerUnavailable(f"the credential of vault in {said}")

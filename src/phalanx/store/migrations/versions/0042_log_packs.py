@@ -68,7 +68,7 @@ def _move_marks() -> None:
         for name, what in ends.items()
     )
     op.execute(f"UPDATE log_streams SET {values} WHERE size IS NOT NULL")  # noqa: S608
-    # Streams whose newest bytes are not stored, because of the limit of their job.
+    # Streams of which the newest bytes are not stored, because of the limit of their job.
     op.execute(
         f"UPDATE log_streams SET cut_begin = coalesce(({_STORED}), expired), cut_end = received "  # noqa: S608
         f"WHERE received > expired AND received > coalesce(({_STORED}), 0)"
