@@ -235,3 +235,27 @@ def test_every_byte_is_read_or_counted_once(platform: Any, actions: list[Any]) -
             output.act(what, key, size)
     output.check()
     output.check_sizes()
+
+
+def test_the_protected_beginning_does_not_grow_after_a_cut(platform: Any) -> None:
+    """Also when the age of output has deleted most of a job's: what was cut lies behind the beginning."""
+    output, here = Output(platform, next(NUMBERS)), log_volumes.c
+    of_job = here.job == output.num
+
+    def head() -> tuple[int, int]:
+        query = select(here.head_id, here.cut_id).where(of_job)
+        return tuple(platform.store.view(lambda tx: tx.conn.execute(query).one()))
+
+    while output.num not in platform_cuts(platform):
+        output.act("send", A, 40)
+    before = head()
+    less = log_volumes.update().where(of_job).values(stored_bytes=10)
+    platform.store.transact(lambda tx: tx.conn.execute(less))
+    output.act("send", A, 20)
+    assert head() == before
+
+
+def platform_cuts(platform: Any) -> set[int]:
+    """The jobs of which the limit has deleted output."""
+    query = select(log_volumes.c.job).where(log_volumes.c.cut_id > 0)
+    return set(platform.store.view(lambda tx: tx.conn.execute(query).scalars().all()))

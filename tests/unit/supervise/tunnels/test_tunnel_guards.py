@@ -115,6 +115,17 @@ def test_no_more_connections_are_made_than_may_be(tunnel, listener, monkeypatch)
         open_ones.enter_context(listener.accept()[0])
 
 
+def test_a_channel_that_is_open_is_not_opened_again(tunnel, listener) -> None:
+    forward(tunnel, listener.getsockname()[1])
+    tunnel.give(FrameKind.OPEN, 1)
+    with listener.accept()[0]:
+        tunnel.give(FrameKind.OPEN, 1)
+        wait_until(lambda: tunnel.has(FrameKind.RESET, 1), "the refusal")
+        listener.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
 def test_a_program_that_reads_nothing_loses_its_connection_and_holds_up_no_other(
     tunnel, listener, monkeypatch
 ) -> None:
