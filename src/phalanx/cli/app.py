@@ -120,6 +120,7 @@ for _verb, _panel in (
     (logs.logs, _LOOK),
     (logs.events, _LOOK),
     (metrics.metrics, _LOOK),
+    (metrics.compare, _LOOK),
     (metrics.prometheus_rules, _LOOK),
     (metrics.report, _TRAIN),
     (diagnose.stacks, _LOOK),

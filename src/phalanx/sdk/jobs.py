@@ -255,7 +255,7 @@ class JobCalls(Transport):
             "max_points": max_points,
             "reduce": reduce,
         }
-        return self._get(f"{V1}/metrics", CurvesView, params)
+        return self._get_curves(f"{V1}/metrics", params)
 
     def post_metrics(
         self, num: int, points: Sequence[PostedPoint], *, rank: int | None = None

@@ -1,25 +1,32 @@
-"""The verbs metrics, report and prometheus-rules."""
+"""The verbs metrics, compare, report and prometheus-rules."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from csv import writer as csv_writer
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from phalanx.cli.client.invocation import Invocation
-from phalanx.cli.client.session import connected, job_number
+from phalanx.cli.client.session import connected, job_number, job_numbers
 from phalanx.cli.exits import STOP_ASKED
 from phalanx.cli.terminal import output
-from phalanx.cli.terminal.options import AsJson, JobName, RoleName, one_rank
+from phalanx.cli.terminal.options import AsJson, JobName, JobNames, RoleName, one_rank
 from phalanx.core.contract.reporting import METRICS_CA, METRICS_TOKEN, METRICS_URL, ReportingPlace
+from phalanx.core.curves import Reduce
 from phalanx.core.telemetry.instruments import INSTRUMENTS, WORTH_SAYING
 from phalanx.errors import UserError
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.telemetry import MetricSeries
+    from phalanx.schemas.api.telemetry import CurveView, MetricSeries
+    from phalanx.sdk import PhalanxClient
+
+_MOST_JOBS, _MOST_NAMES = 500, 20
 
 
 def metrics(
@@ -64,6 +71,103 @@ def metrics(
     output.table(("METRIC", "RANK", "STEP", "LAST", "MIN", "MAX", "COURSE"), rows, "no metrics yet")
     for line in lost_time(found.series):
         typer.echo(line)
+
+
+def compare(  # noqa: PLR0913
+    ctx: typer.Context,
+    jobs: JobNames,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name", help="Metric to compare; may be repeated. Default: those of the scripts."
+        ),
+    ] = None,
+    rank: Annotated[int, typer.Option("--rank", "-r", min=0, help="The rank that is shown.")] = 0,
+    points: Annotated[
+        int,
+        typer.Option("--points", min=4, max=2000, help="Maximum number of points of each curve."),
+    ] = 1000,
+    reduce: Annotated[
+        Reduce,
+        typer.Option("--reduce", help="What an interval of a long curve is shown as."),
+    ] = "extremes",
+    csv: Annotated[
+        Path | None,
+        typer.Option("--csv", help="Write the points to this file; - is the standard output."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Compare metrics of up to 500 jobs: a row for each metric and job, with the course of its curve."""
+    with connected(ctx) as client:
+        nums = list(dict.fromkeys(job_numbers(client, jobs)))
+        if len(nums) > _MOST_JOBS:
+            raise UserError(
+                f"{len(nums)} jobs are too many to compare", f"name at most {_MOST_JOBS}"
+            )
+        labels = {num: client.job(num).name for num in nums}
+        wanted = name or _names_of_scripts(client, nums)
+        if len(wanted) > _MOST_NAMES:
+            raise UserError(f"{len(wanted)} metrics are too many", f"name at most {_MOST_NAMES}")
+        found = (
+            client.compare_metrics(
+                nums, wanted, ranks=[rank], max_points=points, reduce=reduce
+            ).series
+            if wanted
+            else []
+        )
+    if json:
+        output.as_json(found)
+    elif csv is not None:
+        _write_csv(csv, found, labels)
+    else:
+        _show_comparison(found, wanted, nums, labels)
+
+
+def _names_of_scripts(client: PhalanxClient, nums: Sequence[int]) -> list[str]:
+    """The metrics that scripts of these jobs logged, those of the first job first."""
+    found: dict[str, None] = {}
+    for num in nums:
+        if len(found) >= _MOST_NAMES:
+            break
+        names = client.metrics(num, ranks=[0], max_points=4).names
+        found |= dict.fromkeys(one for one in names if one not in INSTRUMENTS)
+    return list(found)[:_MOST_NAMES]
+
+
+def _show_comparison(
+    found: Sequence[CurveView], names: Sequence[str], nums: Sequence[int], labels: Mapping[int, str]
+) -> None:
+    order = {num: place for place, num in enumerate(nums)}
+    rows = []
+    for one in sorted(found, key=lambda one: (names.index(one.name), order[one.job])):
+        known = [value for value in one.values if value is not None]
+        rows.append(
+            (
+                one.name,
+                f"j-{one.job}",
+                labels[one.job],
+                one.steps[-1],
+                output.number(known[-1] if known else None),
+                output.number(min(known, default=None)),
+                output.number(max(known, default=None)),
+                output.sparkline(one.values),
+            )
+        )
+    heads = ("METRIC", "JOB", "NAME", "STEP", "LAST", "MIN", "MAX", "COURSE")
+    output.table(heads, rows, "no metrics yet")
+    silent = [f"j-{num}" for num in nums if num not in {one.job for one in found}]
+    if silent and found:
+        output.note(f"without these metrics: {', '.join(silent)}")
+
+
+def _write_csv(path: Path, found: Sequence[CurveView], labels: Mapping[int, str]) -> None:
+    """One line for each point. A value that is not finite is empty."""
+    with nullcontext(sys.stdout) if str(path) == "-" else path.open("w", newline="") as file:
+        lines = csv_writer(file, lineterminator="\n")
+        lines.writerow(("job", "job_name", "metric", "rank", "step", "value"))
+        for one in found:
+            head = (one.job, labels[one.job], one.name, one.rank)
+            lines.writerows((*head, *point) for point in zip(one.steps, one.values, strict=True))
 
 
 def lost_time(series: Sequence[MetricSeries]) -> list[str]:

@@ -21,6 +21,7 @@ from phalanx.schemas.api.telemetry import (
     StopAnswer,
     TrainerStatusRequest,
 )
+from phalanx.schemas.wire.curve_bytes import SERIES_TYPE
 from phalanx.server.access import ATTEMPT, Of, bearer_token, needs
 from phalanx.server.context import By, Here, Threads, in_thread
 from phalanx.server.observe.exposition import Exposition
@@ -30,7 +31,12 @@ from phalanx.services.lifecycle.posted_metrics import post_metrics, posted_point
 from phalanx.services.logs.search import MAX_PATTERN, LogSearch, SearchLimits
 from phalanx.services.queries.log_search import search_logs
 from phalanx.services.queries.logs import LogQuery, read_logs
-from phalanx.services.queries.metrics import compare_metrics, curves_json, read_metrics
+from phalanx.services.queries.metrics import (
+    compare_metrics,
+    curves_bytes,
+    curves_json,
+    read_metrics,
+)
 from phalanx.store.telemetry import logs_topic
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["telemetry"])
@@ -145,11 +151,13 @@ def get_metrics(  # noqa: PLR0913
 @comparing.get(
     "/metrics",
     response_model=CurvesView,
+    responses={200: {"content": {SERIES_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
     openapi_extra=needs(Permission.JOBS_READ, Of.ANY),
 )
 def get_curves(  # noqa: PLR0913
     here: Here,
     by: By,
+    request: Request,
     job: CompareJobs,
     name: CompareNames,
     rank: Ranks = None,
@@ -161,7 +169,8 @@ def get_curves(  # noqa: PLR0913
     """Curves of up to 500 jobs at once, of rank 0 unless `rank` is given.
 
     `reduce` says what an interval of a long curve is shown as: its lowest and highest value, its mean, or
-    its last value. Jobs that do not exist, or that the caller may not read, are left out.
+    its last value. Jobs that do not exist, or that the caller may not read, are left out. A request that
+    accepts `application/vnd.phalanx.series` is answered with arrays of numbers of eight bytes.
     """
     found = compare_metrics(
         here.platform,
@@ -175,7 +184,9 @@ def get_curves(  # noqa: PLR0913
         projects=by.projects(Permission.JOBS_READ),
     )
     # Written in this thread, and in one step.
-    return Response(curves_json(found), media_type="application/json")
+    if SERIES_TYPE in request.headers.get("accept", ""):
+        return Response(curves_bytes(found), media_type=SERIES_TYPE, headers={"Vary": "Accept"})
+    return Response(curves_json(found), media_type="application/json", headers={"Vary": "Accept"})
 
 
 @reports.post("/{num}/metrics", openapi_extra=ATTEMPT)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phalanx.core.curves import Reduce
 from phalanx.core.telemetry.instruments import is_part
 from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.telemetry import MetricSeries, MetricsView
+from phalanx.schemas.wire.curve_bytes import encode_curves
 from phalanx.services.platform import Platform
 from phalanx.services.queries.views import parts_of, ranks_of, role_of
 from phalanx.store import jobs
@@ -123,15 +124,26 @@ def compare_metrics(  # noqa: PLR0913
 def curves_json(found: Sequence[Curve]) -> str:
     """A `CurvesView` as JSON, in one step: by way of models it takes several times as long."""
     series = [
-        {
-            "job": one.job,
-            "name": one.name,
-            "rank": one.rank,
-            "steps": one.samples.steps.tolist(),
-            "values": _values(one.samples),
-            "count": one.count,
-            "downsampled": one.downsampled,
-        }
+        _head(one) | {"steps": one.samples.steps.tolist(), "values": _values(one.samples)}
         for one in found
     ]
     return json.dumps({"series": series}, separators=(",", ":"), allow_nan=False)
+
+
+def curves_bytes(found: Sequence[Curve]) -> bytes:
+    """Curves as `curve_bytes` describes them."""
+    columns = []
+    for one in found:
+        columns += [one.samples.steps.astype("<f8").tobytes()]
+        columns += [one.samples.values.astype("<f8").tobytes()]
+    return encode_curves([_head(one) | {"points": len(one.samples)} for one in found], columns)
+
+
+def _head(curve: Curve) -> dict[str, Any]:
+    return {
+        "job": curve.job,
+        "name": curve.name,
+        "rank": curve.rank,
+        "count": curve.count,
+        "downsampled": curve.downsampled,
+    }
