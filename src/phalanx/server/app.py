@@ -162,6 +162,7 @@ def build_context(  # noqa: PLR0913
             log_limit=settings.retention.log_bytes_per_job,
             retention=RetentionRules(
                 settings.retention.periods,
+                log_bytes=settings.retention.log_bytes,
                 stores=settings.retention.stores,
                 store_env=store_environment(),
             ),

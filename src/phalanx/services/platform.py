@@ -84,6 +84,7 @@ class RetentionRules:
     """How long data is kept by default, and how the control plane reaches object stores to delete."""
 
     periods: RetentionPeriods = field(default_factory=RetentionPeriods)
+    log_bytes: int | None = None  # bytes of output stored of all jobs; None: any number
     stores: tuple[str, ...] | None = None  # prefixes that it may delete in; None: any
     store_env: Mapping[str, str] = field(default_factory=dict, repr=False)  # its own credentials
 

@@ -18,6 +18,7 @@ from sqlalchemy import (
     bindparam,
     cast,
     func,
+    not_,
     or_,
     select,
     true,
@@ -34,7 +35,7 @@ from phalanx.store.database import Tx, columns_of, read, take_numbers
 from phalanx.store.engines.many_rows import JsonText, run_many, to_json
 from phalanx.store.index import listing
 from phalanx.store.schema.retention import deleted_jobs, job_marks
-from phalanx.store.tables import job_labels, jobs
+from phalanx.store.tables import job_labels, jobs, log_volumes
 
 _BATCH = 500
 # Serialized policies by `id` of the encoded policy, which is kept so that its id stays unique.
@@ -496,16 +497,22 @@ def folder_users(tx: Tx, *, recent: int = 5000) -> list[FolderUser]:
 
 @dataclass(frozen=True, slots=True)
 class JobsOf:
-    """Jobs of some projects, or with `projects` None of all but `others`."""
+    """Jobs of some projects, or with `projects` None of all but `others`.
+
+    `failed`: only those that failed, or only the others.
+    """
 
     projects: tuple[str, ...] | None = None
     others: tuple[str, ...] = ()
+    failed: bool | None = None
 
     def term(self) -> ColumnElement[bool]:
         """The condition on the row of a job."""
+        has_failed = jobs.c.state == JobState.FAILED.value
+        state = true() if self.failed is None else has_failed if self.failed else not_(has_failed)
         if self.projects is not None:
-            return jobs.c.project.in_(self.projects)
-        return jobs.c.project.not_in(self.others) if self.others else true()
+            return and_(jobs.c.project.in_(self.projects), state)
+        return and_(jobs.c.project.not_in(self.others), state) if self.others else state
 
 
 EVERY_JOB = JobsOf()
@@ -527,6 +534,28 @@ def ended_before(
 def unpinned(among: JobsOf) -> Select[Any]:
     """A query for the numbers of jobs without a pin."""
     return select(jobs.c.num).where(among.term(), jobs.c.num.not_in(_PINNED))
+
+
+def ended_with_output(
+    tx: Tx, among: JobsOf, *, failed_before: int | None, limit: int
+) -> list[tuple[int, int, int]]:
+    """(end, number, bytes of output) of ended jobs with stored output and no pin, in the order of ends.
+
+    Jobs that failed at `failed_before` or later are left out; None: none are.
+    """
+    volume = log_volumes.c
+    query = select(jobs.c.ended_at, jobs.c.num, volume.stored_bytes).where(
+        volume.job == jobs.c.num,
+        volume.stored_bytes > 0,
+        jobs.c.ended_at.is_not(None),
+        jobs.c.num.not_in(_PINNED),
+        among.term(),
+    )
+    if failed_before is not None:
+        is_held = and_(jobs.c.state == JobState.FAILED.value, jobs.c.ended_at >= failed_before)
+        query = query.where(not_(is_held))
+    query = query.order_by(jobs.c.ended_at, jobs.c.num).limit(limit)
+    return [(int(end), int(num), int(size)) for end, num, size in tx.conn.execute(query)]
 
 
 def pinned(tx: Tx) -> frozenset[int]:

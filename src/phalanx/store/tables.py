@@ -391,6 +391,8 @@ log_streams = Table(
     Column("end_lost", BigInteger, nullable=False, server_default=text("0")),
     # Bytes before this offset were deleted because of their age.
     Column("expired", BigInteger, nullable=False, server_default=text("0")),
+    # So many of them, the last ones, were deleted by the quota of all jobs.
+    Column("by_quota", BigInteger, nullable=False, server_default=text("0")),
     # Bytes before this offset are in packs, as far as they are stored.
     Column("packed", BigInteger, nullable=False, server_default=text("0")),
     # Bytes between these offsets were deleted because of the job's limit, and with them the mention of

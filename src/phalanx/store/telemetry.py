@@ -72,6 +72,7 @@ class LogStream:
     received: int  # bytes up to here were received once
     size: int | None  # all that the rank wrote; None: not known, or all was received
     expired: int  # bytes before this offset were deleted because of their age
+    by_quota: int = 0  # the last ones of these were deleted by the quota of all jobs: their number
     end_id: int = 0  # the place of `size` in the order of arrival; 0: it was not said
     end_at: int = 0  # when it was said, µs UTC
     end_lost: int = 0  # bytes that were lost before the end
@@ -448,7 +449,32 @@ def _drop_packs(tx: Tx, before: int, limit: int, among: Select[Any] | None) -> t
 
 def _expire(tx: Tx, job: int, key: StreamKey, end: int) -> None:
     is_later = and_(_is_stream(job, key), log_streams.c.expired < end)
-    tx.conn.execute(log_streams.update().where(is_later).values(expired=end))
+    # What the quota deleted before is older than what expires now.
+    tx.conn.execute(log_streams.update().where(is_later).values(expired=end, by_quota=0))
+
+
+def drop_for_quota(tx: Tx, job: int, now: int) -> tuple[int, int]:
+    """Delete all stored output of a job; returns the number of packs and segments, and their bytes."""
+    packs.take_turn(tx)
+    num_packs = packs.give_up_all(tx, job, now)
+    here, volume = log_streams.c, log_volumes.c
+    num_rows = tx.conn.execute(log_segments.delete().where(log_segments.c.job == job)).rowcount
+    left = and_(here.job == job, here.expired < here.received)
+    gone = {"expired": here.received, "by_quota": here.by_quota + here.received - here.expired}
+    tx.conn.execute(log_streams.update().where(left).values(**gone))
+    query = select(volume.stored_bytes).where(volume.job == job)
+    num_bytes = int(tx.conn.execute(query).scalar() or 0)
+    nothing = log_volumes.update().where(volume.job == job)
+    tx.conn.execute(nothing.values(stored_bytes=0, loose_bytes=0))
+    return num_packs + num_rows, num_bytes
+
+
+def stored_bytes(tx: Tx, among: Select[Any] | None = None) -> int:
+    """Bytes of stored output of all jobs, or of some."""
+    query = select(func.coalesce(func.sum(log_volumes.c.stored_bytes), 0))
+    if among is not None:
+        query = query.where(log_volumes.c.job.in_(among))
+    return int(tx.conn.execute(query).scalar_one())
 
 
 def old_logs(tx: Tx, *, before: int, among: Select[Any]) -> tuple[int, int]:

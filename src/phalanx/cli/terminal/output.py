@@ -129,7 +129,8 @@ def _of_what(event: EventView) -> str:
     """What of a job was pinned or has expired, in words."""
     if event.kind == "expired":
         count = event.data.get("items")
-        return f": {'' if count is None else f'{count} '}{event.data.get('what')}"
+        by = ", by the quota of stored output" if event.data.get("cause") == "quota" else ""
+        return f": {'' if count is None else f'{count} '}{event.data.get('what')}{by}"
     path = event.data.get("checkpoint")
     return f": checkpoint {path}" if path else ""
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from phalanx.core.logs.segments import StreamKey
 
-GapCause = Literal["lost", "limit", "expired", "unsent", "unreadable"]
+GapCause = Literal["lost", "limit", "expired", "quota", "unsent", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,23 @@ class MissingMark:
 
 
 def missing_between(
-    begin: int, end: int, *, expired: int, lost: int, cause: GapCause = "limit"
+    begin: int,
+    end: int,
+    *,
+    expired: int,
+    lost: int,
+    by_quota: int = 0,
+    cause: GapCause = "limit",
 ) -> list[MissingBytes]:
     """What is missing in [begin, end) of a stream: up to `expired` because of its age, then by `cause`.
 
-    `lost` bytes were in no file.
+    The last `by_quota` of the expired bytes were deleted by the quota of all jobs. `lost` bytes were in
+    no file.
     """
     found: list[MissingBytes] = []
-    aged = min(end, max(begin, expired))
-    for why, start, stop in (("expired", begin, aged), (cause, aged, end)):
+    gone = min(end, max(begin, expired))
+    aged = min(gone, max(begin, expired - by_quota))
+    for why, start, stop in (("expired", begin, aged), ("quota", aged, gone), (cause, gone, end)):
         if stop > start:
             found.append(MissingBytes(why, stop - start, start, stop))  # type: ignore[arg-type]
     if lost:

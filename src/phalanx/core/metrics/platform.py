@@ -160,6 +160,15 @@ RETENTION = (
     _counted("phalanx_removed_items", "Deleted items of a kind", *_REMOVED),
     _counted("phalanx_removed_bytes", "Deleted bytes of a kind", *_REMOVED, unit="bytes"),
     gauge("phalanx_deletions_open", "Deleted jobs with data that is left"),
+    gauge(
+        "phalanx_log_stored_bytes", "Stored output of all jobs, before compression", unit="bytes"
+    ),
+    gauge(
+        "phalanx_log_quota_bytes",
+        "The quota of stored output of all jobs",
+        unit="bytes",
+        condition="there is a quota",
+    ),
 )
 
 CONTROL_PLANE = (

@@ -30,6 +30,7 @@ class RemovalCause(StrEnum):
 
     REQUEST = "request"  # a user deleted the job
     RETENTION = "retention"  # a retention period ended
+    QUOTA = "quota"  # all jobs together had more output than is stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 _US = 1_000_000
+FAILED_LOGS = "failed_logs"
+"""The name of the period of the output of failed jobs, which is no kind of its own."""
 
 
 class DataKind(StrEnum):
@@ -24,6 +26,8 @@ class RetentionPeriods:
     """Seconds after the end of a job for which each kind of data is kept; None: without limit."""
 
     logs: float | None = None
+    #: of the output of failed jobs, where it is longer than `logs`; None: as `logs`
+    failed_logs: float | None = None
     metrics: float | None = None
     checkpoints: float | None = None
     code: float | None = None
@@ -34,15 +38,22 @@ class RetentionPeriods:
         value: float | None = getattr(self, kind.value)
         return value
 
-    def ends_at(self, kind: DataKind, ended_at: int) -> int | None:
+    def logs_of(self, *, failed: bool) -> float | None:
+        """The period of the output of jobs that failed, or of the others; None: without limit."""
+        if not failed or self.logs is None:
+            return self.logs
+        return max(self.logs, self.failed_logs or 0.0)
+
+    def ends_at(self, kind: DataKind, ended_at: int, *, failed: bool = False) -> int | None:
         """When a kind of data of a job that ended at a time is deleted, in µs UTC; None: never.
 
         With the job, everything of it is deleted.
         """
+        own = self.logs_of(failed=failed) if kind is DataKind.LOGS else self.of(kind)
         found = [
             ended_at + round(period * _US)
-            for one in {kind, DataKind.JOBS}
-            if (period := self.of(one)) is not None
+            for period in (own, self.of(DataKind.JOBS))
+            if period is not None and period != FOREVER
         ]
         return min(found, default=None)
 
@@ -62,7 +73,9 @@ def effective(default: RetentionPeriods, chosen: Iterable[Mapping[str, float]]) 
         period = next((level[one.name] for level in levels if one.name in level), None)
         if period is None:
             period = getattr(default, one.name)
-        found[one.name] = None if period == FOREVER else period
+        # Failed jobs have no period of their own where it is None, which is not the same as forever.
+        is_without = period == FOREVER and one.name != FAILED_LOGS
+        found[one.name] = None if is_without else period
     return RetentionPeriods(**found)
 
 

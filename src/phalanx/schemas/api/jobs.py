@@ -602,12 +602,12 @@ class AbandonedDeletionView(ResponseBody):
 
 
 class ExpiringJobView(ResponseBody):
-    """A job, or surplus checkpoints of it, that the next retention sweep deletes."""
+    """A job, surplus checkpoints or output of it, that the next retention sweep deletes."""
 
     label: str
     name: str
     project: str
-    kind: str  # jobs or checkpoints
+    kind: str  # jobs, checkpoints, or logs where the quota of output deletes them
     items: int
     num_bytes: int
 
@@ -618,6 +618,18 @@ class ExpiringView(ResponseBody):
     kind: str
     items: int
     num_bytes: int
+
+
+class StoredLogsView(ResponseBody):
+    """Stored output of all jobs, and its quota, in bytes before compression.
+
+    `over_bytes` are above the quota and stay: they belong to jobs that have not ended, are pinned, or
+    failed within the period `failed_logs`.
+    """
+
+    num_bytes: int = 0
+    limit_bytes: int | None = None  # None: there is no quota
+    over_bytes: int = 0
 
 
 class RetentionView(ResponseBody):
@@ -632,6 +644,7 @@ class RetentionView(ResponseBody):
     expiring: list[ExpiringView] = Field(default_factory=list)
     expiring_jobs: list[ExpiringJobView] = Field(default_factory=list)
     held: int = 0
+    logs: StoredLogsView = Field(default_factory=StoredLogsView)
     deletions: list[OpenDeletionView] = Field(default_factory=list)
     open_removals: int = 0
     abandoned: list[AbandonedDeletionView] = Field(default_factory=list)
@@ -642,6 +655,7 @@ class PeriodsRequest(RequestBody):
     """Retention periods of a project to change, such as `30d`, `1y` or `forever`; null: as the platform."""
 
     logs: ShortText | None = None
+    failed_logs: ShortText | None = None
     metrics: ShortText | None = None
     checkpoints: ShortText | None = None
     code: ShortText | None = None
@@ -660,7 +674,7 @@ class RemovedView(ResponseBody):
     """How much of one kind of data was deleted since the database was made, by cause."""
 
     kind: str
-    cause: str  # request or retention
+    cause: str  # request, retention or quota
     items: int
     num_bytes: int
 

@@ -16,12 +16,13 @@ class LogGap(ResponseBody):
     """Output that is not stored. `begin` and `end` are offsets in the stream; None: it was in no file.
 
     Causes: `lost` (the node could not write it to its disk), `limit` (more than is stored of one job),
-    `expired` (older than the retention allows), `unsent` (its supervisor ended before it was sent),
+    `expired` (older than the retention allows), `quota` (all jobs together had more than is stored),
+    `unsent` (its supervisor ended before it was sent),
     `unreadable` (the file that it was packed into was deleted or is damaged).
     """
 
     num_bytes: int
-    cause: Literal["lost", "limit", "expired", "unsent", "unreadable"]
+    cause: Literal["lost", "limit", "expired", "quota", "unsent", "unreadable"]
     begin: int | None = None
     end: int | None = None
 

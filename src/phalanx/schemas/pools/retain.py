@@ -58,6 +58,9 @@ class RetainSpec(Section):
     """How long data of ended jobs is kept, such as `{logs: 30d, jobs: 1y}`; absent: as the parent says."""
 
     logs: Period | None = optional("Output of ranks, in the database and as files.")
+    failed_logs: Period | None = optional(
+        "Output of jobs that failed, where this is longer than `logs`; absent: as `logs`."
+    )
     metrics: Period | None = optional("Metrics.")
     checkpoints: Period | None = optional(
         "Checkpoints, except the newest, the best and pinned ones of each job."
@@ -70,6 +73,7 @@ class RetainSpec(Section):
         """The periods that are given, in seconds; FOREVER: without limit."""
         given = {
             "logs": self.logs,
+            "failed_logs": self.failed_logs,
             "metrics": self.metrics,
             "checkpoints": self.checkpoints,
             "code": self.code,

@@ -29,6 +29,7 @@ from phalanx.services.quotas.usage import quotas_step
 from phalanx.services.resources.scaling import SCALING
 from phalanx.services.retention.expired_data import RetentionProgress, retention_step
 from phalanx.services.retention.expiry import ExpiryProgress, expiry_step
+from phalanx.services.retention.log_quota import log_quota_step
 from phalanx.services.retention.work import deletions_step
 from phalanx.services.schedules.fire import schedules_step
 from phalanx.services.studies.step import studies_step
@@ -278,6 +279,7 @@ def _retention_loops(context: Context, platform: Platform) -> tuple[ServiceLoop,
 
     def expire(now: int) -> int | None:
         more = retention_step(platform, progress, now)
+        more |= log_quota_step(platform, now)
         return now if expiry_step(platform, expiry, now) or more else None
 
     def expire_targets(now: int) -> int | None:

@@ -24,7 +24,7 @@ from phalanx.services.queries.feed import Present
 from phalanx.services.quotas.usage import slot_types, uses_now
 from phalanx.services.resources import inventory
 from phalanx.services.resources.scaling import scaling_states
-from phalanx.store import events, outbox, resources
+from phalanx.store import events, outbox, resources, telemetry
 from phalanx.store.cost import days
 from phalanx.store.cost.rows import CostFilter
 from phalanx.store.database import Tx
@@ -44,6 +44,7 @@ class _Stored:
     costs: dict[str, Totals]  # by project
     removed: dict[tuple[str, str], tuple[int, int]]  # items and bytes, by kind and cause
     num_deletions: int
+    log_bytes: int  # of stored output
     last_event: int
     commands: tuple[int, int | None]  # open ones, and when the oldest was made
 
@@ -64,6 +65,7 @@ def _stored(tx: Tx) -> _Stored:
         costs=_no_costs(tx, there) | days.sums(tx, "project", CostFilter()),
         removed=deletions.totals(tx),
         num_deletions=deletions.count_open(tx),
+        log_bytes=telemetry.stored_bytes(tx),
         last_event=events.last_feed(tx),
         commands=outbox.open_since(tx),
     )
@@ -142,6 +144,7 @@ class Exposition:
         families.put_quotas(sheet, uses)
         families.put_cost(sheet, stored.costs, live_anomalies(self._platform))
         families.put_removals(sheet, stored.removed, stored.num_deletions)
+        families.put_output(sheet, stored.log_bytes, self._platform.retention.log_bytes)
         put_shared(
             sheet,
             self._context,

@@ -132,3 +132,10 @@ def put_removals(
         sheet.put("phalanx_removed_items", count, *place)
         sheet.put("phalanx_removed_bytes", num_bytes, *place)
     sheet.put("phalanx_deletions_open", num_open)
+
+
+def put_output(sheet: Sheet, num_bytes: int, quota: int | None) -> None:
+    """Add how much output is stored, and how much may be."""
+    sheet.put("phalanx_log_stored_bytes", num_bytes)
+    if quota is not None:
+        sheet.put("phalanx_log_quota_bytes", quota)

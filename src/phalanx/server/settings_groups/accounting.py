@@ -48,6 +48,11 @@ class RetentionSettings(SettingsGroup):
         description="Age of stored output of ranks, and time after the end of a job, at which log files "
         "are deleted; absent: never.",
     )
+    failed_logs: Age = Field(
+        default=None,
+        description="The same of jobs that failed, where it is longer than `logs`; for so long after the "
+        "end of a failed job, `log_bytes` does not delete its output either. Absent: as `logs`.",
+    )
     metrics: Age = Field(
         default=None,
         description="Age of ended jobs at which their metrics are deleted; absent: never.",
@@ -71,6 +76,12 @@ class RetentionSettings(SettingsGroup):
         description="Output of ranks that is stored of one job, such as `512MiB`. Above it, output behind "
         "the first eighth is deleted, the oldest first, and its place shows the number of bytes.",
     )
+    log_bytes: Size = Field(
+        default=None,
+        description="Output of ranks that is stored of all jobs, before compression, such as `200GiB`. "
+        "Above it, the output of the jobs that ended first is deleted; that of pinned jobs, and of failed "
+        "ones during `failed_logs`, stays. Absent: any amount.",
+    )
     tick_s: float = Field(default=600.0, gt=0, description="Interval between retention sweeps.")
     stores: tuple[str, ...] | None = Field(
         default=None,
@@ -83,6 +94,7 @@ class RetentionSettings(SettingsGroup):
         """The periods of projects that have none of their own."""
         return RetentionPeriods(
             logs=self.logs,
+            failed_logs=self.failed_logs,
             metrics=self.metrics,
             checkpoints=self.checkpoints,
             code=self.code,

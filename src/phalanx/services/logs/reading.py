@@ -38,7 +38,8 @@ class StreamBounds:
     """What is known of a stream beside the segments at hand."""
 
     begin: int = 0  # up to where the bytes before the first of these segments are stored or told
-    expired: int = 0  # bytes before this were deleted because of their age
+    expired: int = 0  # bytes before this were deleted because of their age …
+    by_quota: int = 0  # … or, the last ones of them, by the quota of all jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ def read(platform: Platform, found: LookedUp) -> StoredLogs:
             if begin is not None:
                 before[part.key] = begin
     segments += found.rows
-    bounds = {key: StreamBounds(begin, _known(found, key).expired) for key, begin in before.items()}
+    bounds = {key: _bounds(begin, _known(found, key)) for key, begin in before.items()}
     marks += [_cut_mark(found.cut, one) for one in found.cut_streams]
     marks += [_end_mark(one) for one in found.ended]
     more = not wanted.tailing and found.up_to < found.last_id
@@ -226,6 +227,10 @@ def read_pack(platform: Platform, row: PackRow) -> LogPack | None:
         return None
 
 
+def _bounds(begin: int, one: LogStream) -> StreamBounds:
+    return StreamBounds(begin, one.expired, one.by_quota)
+
+
 def _known(found: LookedUp, key: StreamKey) -> LogStream:
     return found.streams.get(key) or LogStream(found.job, *key, received=0, size=None, expired=0)
 
@@ -238,7 +243,9 @@ def _cut_mark(place: CutPlace, one: LogStream) -> MissingMark:
     missing: list[MissingBytes] = []
     if one.expired < one.cut_end:
         begin = one.told_before(one.cut_begin)
-        missing += missing_between(begin, one.cut_end, expired=one.expired, lost=one.cut_lost)
+        missing += missing_between(
+            begin, one.cut_end, expired=one.expired, by_quota=one.by_quota, lost=one.cut_lost
+        )
     if one.end_id <= place.id:
         missing += _unsent(one)
     end = one.cut_end if one.expired < one.cut_end else 0
@@ -266,9 +273,11 @@ def _unreadable(found: LookedUp, row: PackRow) -> list[MissingMark]:
     for part in row.streams:
         if not found.wish.has(part.key):
             continue
-        expired = _known(found, part.key).expired
-        begin = _known(found, part.key).told_before(part.before)
-        missing = missing_between(begin, part.begin, expired=expired, lost=0)
+        known = _known(found, part.key)
+        begin = known.told_before(part.before)
+        missing = missing_between(
+            begin, part.begin, expired=known.expired, by_quota=known.by_quota, lost=0
+        )
         missing += missing_between(
             part.begin, part.end, expired=0, lost=part.lost, cause="unreadable"
         )

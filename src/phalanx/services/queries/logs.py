@@ -132,11 +132,14 @@ def _page(
 
 
 def _expired_lines(tx: Tx, job: Job, query: LogQuery, ranks: Sequence[int]) -> list[LogLine]:
-    """A line for each stream of which nothing is left."""
+    """A line for each stream of which nothing is left, and each cause."""
     return [
-        _gap_line(one.key, MissingBytes("expired", one.received, 0, one.received), job.submitted_at)
+        _gap_line(one.key, missing, job.submitted_at)
         for one in telemetry.expired_streams(tx, job.num)
         if (not ranks or one.rank in ranks) and query.stream in (None, one.stream)
+        for missing in missing_between(
+            0, one.received, expired=one.expired, by_quota=one.by_quota, lost=0
+        )
     ]
 
 
@@ -179,9 +182,11 @@ def assemble(
             _tell(opened, key, item.missing, item.at, lines)
             continue
         _flush_older(opened, key, lines)
-        expired = bounds.get(key, StreamBounds()).expired
+        bound = bounds.get(key, StreamBounds())
         begin = ends.get(key, item.offset)
-        missing = missing_between(begin, item.offset, expired=expired, lost=item.dropped)
+        missing = missing_between(
+            begin, item.offset, expired=bound.expired, by_quota=bound.by_quota, lost=item.dropped
+        )
         ends[key] = max(begin, item.end)
         _tell(opened, key, missing, item.at, lines)
         line = opened.pop(key, None) or _Open(b"", item.offset, item.at)
@@ -220,6 +225,7 @@ _WHY: Mapping[GapCause, str] = {
     "lost": "the node could not write them to its disk",
     "limit": "more output than is stored of one job; the file on the node may have them",
     "expired": "older than the retention of logs",
+    "quota": "deleted by the quota of stored output of all jobs, which takes that of the oldest ones",
     "unsent": "the supervisor ended before it had sent them; the file on the node may have them",
     "unreadable": "the file with them was deleted or is damaged; a backup may have it",
 }

@@ -282,7 +282,8 @@ def _expires(platform: Platform, tx: Tx, stored: StoredJob, view: JobView) -> li
     if ended_at is None or view.pinned_at is not None:
         return []
     periods = periods_of(platform, tx, stored.facts.project)
-    found = {kind: periods.ends_at(kind, ended_at) for kind in DataKind}
+    failed = stored.job.state is JobState.FAILED
+    found = {kind: periods.ends_at(kind, ended_at, failed=failed) for kind in DataKind}
     return [
         ExpiryView(kind=kind.value, at=at_of(at)) for kind, at in found.items() if at is not None
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from phalanx.kit.text import job_label
 from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.jobs import (
@@ -14,12 +16,14 @@ from phalanx.schemas.api.jobs import (
     PeriodsView,
     RemovedView,
     RetentionView,
+    StoredLogsView,
 )
 from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.schemas.pools.retain import shown_period
 from phalanx.services.platform import Platform
 from phalanx.services.retention.abandon import abandoned_deletions
 from phalanx.services.retention.deletion import Deletion
+from phalanx.services.retention.log_quota import stored_output
 from phalanx.services.retention.periods import periods_of, shown_periods
 from phalanx.services.retention.plan import expiring
 from phalanx.store import resources
@@ -32,6 +36,7 @@ _SHOWN = 100
 def retention_view(platform: Platform, now: int) -> RetentionView:
     """The periods, what the next sweep deletes, and what was deleted."""
     found = expiring(platform, now)
+    output = platform.store.view(partial(stored_output, platform, now=now))
     return RetentionView(
         periods=shown_periods(platform.retention.periods),
         expiring=[
@@ -51,6 +56,9 @@ def retention_view(platform: Platform, now: int) -> RetentionView:
             for one in found.jobs[:_SHOWN]
         ],
         held=found.held,
+        logs=StoredLogsView(
+            num_bytes=output.num_bytes, limit_bytes=output.limit, over_bytes=output.kept_bytes or 0
+        ),
         deletions=open_deletions(platform),
         abandoned=abandoned_deletions(platform),
         open_removals=platform.store.view(removals.count),

@@ -23,6 +23,7 @@ from phalanx.services.retention.deletion import BY_RETENTION
 from phalanx.services.retention.periods import RetentionScope, scopes, shortest
 from phalanx.store import jobs, outbox, telemetry
 from phalanx.store.database import Tx
+from phalanx.store.jobs import JobsOf
 from phalanx.store.metrics import arrivals
 from phalanx.store.retention import deletions
 from phalanx.store.schedules import rows as schedules
@@ -44,11 +45,11 @@ Cursor = tuple[int, int]
 class RetentionProgress:
     """How far the sweep is: each control plane process visits every ended job once.
 
-    By kind and scope; a scope with other periods begins anew, and all do when a job is no longer pinned.
+    By kind, jobs and period; other ones begin anew, and all do when a job is no longer pinned.
     """
 
     pinned: frozenset[int] = frozenset()
-    seen: dict[tuple[DataKind, RetentionScope], Cursor] = field(default_factory=dict)
+    seen: dict[tuple[DataKind, JobsOf, float], Cursor] = field(default_factory=dict)
 
 
 def retention_step(platform: Platform, progress: RetentionProgress, now: int) -> bool:
@@ -64,11 +65,10 @@ def retention_step(platform: Platform, progress: RetentionProgress, now: int) ->
     progress.pinned = pinned
     _archives(platform, found, now)
     for scope in found:
-        if scope.periods.logs is not None:
-            more |= _logs(platform, progress, scope, now - round(scope.periods.logs * _US), now)
+        for among, period_s in scope.outputs:
+            more |= _logs(platform, progress, among, period_s, now)
         if scope.periods.metrics is not None:
-            before = now - round(scope.periods.metrics * _US)
-            more |= _metrics(platform, progress, scope, before, now)
+            more |= _metrics(platform, progress, scope.jobs, scope.periods.metrics, now)
     return more
 
 
@@ -127,19 +127,21 @@ def _secrets(platform: Platform, before: int) -> None:
 
 
 def _logs(
-    platform: Platform, progress: RetentionProgress, scope: RetentionScope, before: int, now: int
+    platform: Platform, progress: RetentionProgress, among: JobsOf, period_s: float, now: int
 ) -> bool:
+    before = now - round(period_s * _US)
+
     def drop(tx: Tx) -> int:
         num_gone, num_bytes = telemetry.drop_logs(
-            tx, before=before, limit=ROWS, among=jobs.unpinned(scope.jobs)
+            tx, before=before, limit=ROWS, among=jobs.unpinned(among)
         )
         deletions.count(tx, DataKind.LOGS, RemovalCause.RETENTION, num_gone, num_bytes)
         return num_gone
 
     gone = platform.store.transact(drop)
-    key = (DataKind.LOGS, scope)
-    ended, more = _ended(platform, scope, progress.seen.get(key, (0, 0)), before)
-    told = [num for num, _ in ended if _remove_files(platform.home, num)]
+    key = (DataKind.LOGS, among, period_s)
+    ended, more = _ended(platform, among, progress.seen.get(key, (0, 0)), before)
+    told = [num for num, _ in ended if remove_files(platform.home, num)]
     _tell(platform, told, DataKind.LOGS, now)
     if ended:
         progress.seen[key] = ended[-1][::-1]
@@ -147,10 +149,11 @@ def _logs(
 
 
 def _metrics(
-    platform: Platform, progress: RetentionProgress, scope: RetentionScope, before: int, now: int
+    platform: Platform, progress: RetentionProgress, among: JobsOf, period_s: float, now: int
 ) -> bool:
-    key = (DataKind.METRICS, scope)
-    ended, more = _ended(platform, scope, progress.seen.get(key, (0, 0)), before)
+    before = now - round(period_s * _US)
+    key = (DataKind.METRICS, among, period_s)
+    ended, more = _ended(platform, among, progress.seen.get(key, (0, 0)), before)
     nums = [num for num, _ in ended]
     with_points = platform.store.view(lambda tx: arrivals.with_points(tx, nums))
 
@@ -177,22 +180,22 @@ def _tell(platform: Platform, nums: Sequence[int], kind: DataKind, now: int) -> 
 
 
 def _ended(
-    platform: Platform, scope: RetentionScope, seen: Cursor, before: int
+    platform: Platform, among: JobsOf, seen: Cursor, before: int
 ) -> tuple[list[Cursor], bool]:
-    """(number, end) of the next jobs of a scope that ended before a time, and whether more follow.
+    """(number, end) of the next of some jobs that ended before a time, and whether more follow.
 
     Pinned ones are left out.
     """
 
     def work(tx: Tx) -> list[Cursor]:
-        page = jobs.ended_before(tx, before, scope.jobs, seen=seen, limit=JOBS)
+        page = jobs.ended_before(tx, before, among, seen=seen, limit=JOBS)
         return [(one.num, one.ended_at) for one in page]
 
     page = platform.store.view(work)
     return page, len(page) == JOBS
 
 
-def _remove_files(home: HomeLayout, num: int) -> bool:
+def remove_files(home: HomeLayout, num: int) -> bool:
     """Delete the supervisors' files of a job on this machine; returns whether there were any.
 
     The code stays: scripts write there.

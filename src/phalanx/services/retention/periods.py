@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from phalanx.core.retention.policy import DataKind, RetentionPeriods, effective
+from phalanx.core.retention.policy import (
+    FAILED_LOGS,
+    FOREVER,
+    DataKind,
+    RetentionPeriods,
+    effective,
+)
 from phalanx.errors import SpecInvalid
 from phalanx.schemas.pools.project_file import ProjectSpec, lineage
 from phalanx.schemas.pools.retain import RetainSpec, shown_period
@@ -34,6 +40,19 @@ class RetentionScope:
         """The jobs of these projects."""
         return JobsOf(self.projects, self.others)
 
+    @property
+    def outputs(self) -> tuple[tuple[JobsOf, float], ...]:
+        """The jobs with output that expires, and its period in seconds: failed ones may be kept longer."""
+        others, failed = (self.periods.logs_of(failed=one) for one in (False, True))
+        if others == failed:
+            given = [(self.jobs, others)]
+        else:
+            given = [
+                (replace(self.jobs, failed=False), others),
+                (replace(self.jobs, failed=True), failed),
+            ]
+        return tuple((among, one) for among, one in given if one is not None and one != FOREVER)
+
 
 def scopes(platform: Platform, tx: Tx) -> list[RetentionScope]:
     """All projects, by their periods; the last scope has those without periods of their own."""
@@ -53,8 +72,10 @@ def periods_of(platform: Platform, tx: Tx, project: str) -> RetentionPeriods:
 
 
 def shown_periods(periods: RetentionPeriods) -> dict[str, str]:
-    """Periods in words, by kind."""
-    return {kind.value: shown_period(periods.of(kind)) for kind in DataKind}
+    """Periods in words, by kind; that of the output of failed jobs behind that of output."""
+    shown = {kind.value: shown_period(periods.of(kind)) for kind in DataKind}
+    failed = shown_period(periods.logs_of(failed=True))
+    return {DataKind.LOGS.value: shown.pop(DataKind.LOGS.value), FAILED_LOGS: failed, **shown}
 
 
 def set_periods(

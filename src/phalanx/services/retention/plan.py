@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from phalanx.core.retention.policy import DataKind
 from phalanx.errors import PlatformError
@@ -10,6 +11,7 @@ from phalanx.services.lifecycle import code
 from phalanx.services.platform import Platform
 from phalanx.services.retention.expired_data import expired_archives
 from phalanx.services.retention.expiry import due_jobs, may_expire, surplus_of
+from phalanx.services.retention.log_quota import stored_output
 from phalanx.services.retention.periods import RetentionScope, scopes
 from phalanx.store import jobs, telemetry
 from phalanx.store.database import Tx
@@ -25,12 +27,12 @@ MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class ExpiringJob:
-    """A job, or surplus checkpoints of it, that the next sweep deletes."""
+    """A job, surplus checkpoints or output of it, that the next sweep deletes."""
 
     num: int
     name: str
     project: str
-    kind: DataKind  # JOBS or CHECKPOINTS
+    kind: DataKind  # JOBS, CHECKPOINTS or LOGS
     items: int
     num_bytes: int
 
@@ -56,22 +58,31 @@ def expiring(platform: Platform, now: int) -> Expiring:
     for scope in every:
         for kind in DataKind:
             period_s = scope.periods.of(kind)
-            if period_s is not None and kind is not DataKind.CODE:
+            if kind is DataKind.LOGS:
+                _output(platform, scope, now, found)
+            elif period_s is not None and kind is not DataKind.CODE:
                 _of_scope(platform, scope, kind, now - round(period_s * _US), found)
+    for num, num_bytes in platform.store.view(partial(stored_output, platform, now=now)).victims:
+        facts = platform.store.view(partial(jobs.load, num=num)).facts
+        found.add(DataKind.LOGS, 1, num_bytes)
+        found.jobs.append(ExpiringJob(num, facts.name, facts.project, DataKind.LOGS, 1, num_bytes))
     for digest in expired_archives(platform, every, now):
         path = code.archive_path(platform.home, digest)
         found.add(DataKind.CODE, 1, path.stat().st_size if path.exists() else 0)
     return found
 
 
+def _output(platform: Platform, scope: RetentionScope, now: int, found: Expiring) -> None:
+    for among, period_s in scope.outputs:
+        look = partial(
+            telemetry.old_logs, before=now - round(period_s * _US), among=jobs.unpinned(among)
+        )
+        found.add(DataKind.LOGS, *platform.store.view(look))
+
+
 def _of_scope(
     platform: Platform, scope: RetentionScope, kind: DataKind, before: int, found: Expiring
 ) -> None:
-    if kind is DataKind.LOGS:
-        among = jobs.unpinned(scope.jobs)
-        old = platform.store.view(lambda tx: telemetry.old_logs(tx, before=before, among=among))
-        found.add(kind, *old)
-        return
     page = due_jobs(platform, scope, (0, 0), before, MOST)
     if kind is DataKind.METRICS:
         nums = [one.num for one in page]

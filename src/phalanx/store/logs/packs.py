@@ -200,6 +200,13 @@ def give_up(tx: Tx, names: Sequence[str], now: int) -> None:
         tx.conn.execute(log_packs.update().where(some).values(**gone))
 
 
+def give_up_all(tx: Tx, job: int, now: int) -> int:
+    """Let nothing read the packs of a job any more; returns their number."""
+    gone = {"state": PackState.GONE.value, "changed_at": now}
+    ready = log_packs.update().where(_HERE.job == job, _READY).values(**gone)
+    return tx.conn.execute(ready).rowcount
+
+
 def abandon(tx: Tx, names: Sequence[str], now: int) -> list[str]:
     """Give up packs among `names` without a file in time; returns all among them that are given up."""
     mine = _HERE.name.in_(list(names))

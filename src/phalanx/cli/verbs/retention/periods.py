@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,10 @@ from phalanx.cli.verbs.pools import ProjectName, projects_app
 from phalanx.errors import UserError
 from phalanx.kit.units import format_size
 
-_KINDS = ("logs", "metrics", "checkpoints", "code", "jobs")
+if TYPE_CHECKING:
+    from phalanx.schemas.api.jobs import StoredLogsView
+
+_KINDS = ("logs", "failed_logs", "metrics", "checkpoints", "code", "jobs")
 _DEFAULT = "default"
 
 
@@ -28,8 +31,8 @@ def set_project(
         typer.Option(
             "--retain",
             metavar="KIND=PERIOD,...",
-            help="Retention periods: logs, metrics, checkpoints, code and jobs, each a duration such as "
-            "30d or 1y, forever, or default.",
+            help="Retention periods: logs, failed_logs (of jobs that failed), metrics, checkpoints, "
+            "code and jobs, each a duration such as 30d or 1y, forever, or default.",
         ),
     ],
     json: AsJson = False,
@@ -62,11 +65,12 @@ def parse_retain(text: str) -> dict[str, str | None]:
     return found
 
 
+_DELETES = {"jobs": "the job", "logs": "its output"}
 _EXPIRING: dict[str, Callable[[Any], Any]] = {
     "JOB": lambda one: one.label,
     "NAME": lambda one: one.name,
     "PROJECT": lambda one: one.project,
-    "DELETES": lambda one: "the job" if one.kind == "jobs" else f"{one.items} checkpoints",
+    "DELETES": lambda one: _DELETES.get(one.kind) or f"{one.items} checkpoints",
     "SIZE": lambda one: format_size(one.num_bytes),
 }
 _OPEN: dict[str, Callable[[Any], Any]] = {
@@ -103,6 +107,7 @@ def show_retention(
         output.as_json(view)
         return
     output.facts([(kind, period) for kind, period in view.periods.items()])
+    print(_stored(view.logs))
     for one in view.removed:
         print(f"deleted by {one.cause}: {one.items} {one.kind}, {format_size(one.num_bytes)}")
     if view.open_removals:
@@ -119,3 +124,15 @@ def show_retention(
     if view.held:
         print(f"  {view.held} jobs stay, because something needs them")
     output.listing(view.expiring_jobs, False, _EXPIRING, "  no jobs and no checkpoints")
+
+
+def _stored(logs: StoredLogsView) -> str:
+    """Stored output and its quota, in words."""
+    said = f"stored output of all jobs: {format_size(logs.num_bytes)}"
+    if logs.limit_bytes is None:
+        return f"{said}, no quota"
+    said += f" of {format_size(logs.limit_bytes)}"
+    if not logs.over_bytes:
+        return said
+    over = format_size(logs.over_bytes)
+    return f"{said}; {over} above it are of jobs that run, are pinned, or failed not long ago"
