@@ -15,7 +15,7 @@ from typing import Any
 from dashboards import shipped
 
 from phalanx.core.alerts.conditions import promql
-from phalanx.core.alerts.table import ALERTS, Alert
+from phalanx.core.alerts.table import ALERTS, MODE_MEANINGS, Alert
 from phalanx.core.metrics.aliases import ALIASES
 from phalanx.core.metrics.catalogue import GROUPS
 from phalanx.core.metrics.family import Family, MetricOrigin
@@ -342,6 +342,22 @@ def alert_rows() -> list[list[str]]:
             one.meaning,
         ]
         for one in ALERTS
+    ]
+
+
+def mode_rows() -> list[list[str]]:
+    """Every failure mode with the alerts that are its signals, and the severity of each."""
+    return [
+        [
+            mode.value,
+            meaning,
+            ", ".join(
+                f"[{one.name}]({one.name}.md) ({one.severity.value})"
+                for one in ALERTS
+                if one.mode is mode
+            ),
+        ]
+        for mode, meaning in MODE_MEANINGS.items()
     ]
 
 

@@ -21,7 +21,7 @@ docs/reference/dashboards.md           from the dashboards of `phalanx.monitorin
 docs/reference/environment.md          its table of a rank's variables, from `core/contract`
 docs/how-to/alerts.md                  its table, from the table of alerts
 docs/how-to/objectives.md              its table, from the table of indicators
-docs/runbooks/*.md                     the condition of each alert
+docs/runbooks/*.md                     the condition of each alert, the failure modes
 """
 
 from __future__ import annotations
@@ -582,6 +582,13 @@ def objectives_page() -> str:
     )
 
 
+def runbook_index() -> str:
+    return api_reference.with_tables(
+        REFERENCE.parent / "runbooks" / "index.md",
+        {"modes": table(["mode", "meaning", "alerts"], api_reference.mode_rows())},
+    )
+
+
 def runbook_page(one: Alert) -> str:
     page = REFERENCE.parent / "runbooks" / f"{one.name}.md"
     return api_reference.with_tables(page, {"alert": api_reference.alert_text(one)})
@@ -624,6 +631,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "environment.md": environment_page,
     "../how-to/alerts.md": alerts_page,
     "../how-to/objectives.md": objectives_page,
+    "../runbooks/index.md": runbook_index,
     **{f"../runbooks/{one.name}.md": partial(runbook_page, one) for one in ALERTS},
 }
 

@@ -45,6 +45,9 @@ def commands() -> list[tuple[str, str]]:
                 line = line.strip().removeprefix("$ ")
                 if re.match(r"(\.venv/bin/)?phalanx ", line):
                     found.append((named(page), line))
+        if page.parent.name == "runbooks":  # what is to be done stands in sentences there
+            inline = re.findall(r"`(phalanx [^`]+)`", BLOCK.sub("", page.read_text()))
+            found += [(named(page), one) for one in sorted(set(inline))]
     return found
 
 

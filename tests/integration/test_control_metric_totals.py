@@ -138,6 +138,16 @@ def test_requests_to_make_room_are_preemptions_and_restarts(rig: Rig) -> None:
 # -- the catalogue -------------------------------------------------------------------------------
 
 
+def test_ranks_that_do_not_fit_together_are_no_start_failure(rig: Rig) -> None:
+    for exception, cause in (("PreflightFailed", "start_failed"), ("OSError", "start_failed")):
+        _, supervisor = started(rig)
+        supervisor.failed(exception=exception, cause=cause)
+    found = scraped(Exposition(rig.context), rig)
+    assert value(found, "phalanx_preflight_failures_total") == 1
+    assert value(found, "phalanx_start_failures_total", cause="start_failed") == 1
+    assert value(found, "phalanx_failures_total", cause="start_failed") == 2
+
+
 def eventful(rig: Rig) -> None:
     """A job that crashed, one that trains and saves, and one that has ended."""
     crashed(rig)

@@ -168,6 +168,9 @@ def _jobs() -> Iterator[AlertCase]:
         3,
         30,
     )
+    yield from counted(
+        "PhalanxRanksDoNotMatch", 'phalanx_preflight_failures_total{instance="a"}', 3, 60
+    )
     placed = 'phalanx_attempts_total{instance="a"}'
     begun = 'phalanx_start_seconds_count{instance="a"}'
     name = "PhalanxGangsDoNotForm"

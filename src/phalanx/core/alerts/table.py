@@ -41,17 +41,32 @@ class Severity(StrEnum):
 class FailureMode(StrEnum):
     """The kinds of failures that training jobs have; `NONE`: of the platform itself."""
 
-    START = "F1"  # crash on start
-    STRAGGLER = "F2"  # one rank is slow
-    NETWORK = "F3"  # a collective does not end
-    CHECKPOINT = "F4"  # checkpoints are lost or damaged
-    DIVERGENCE = "F5"  # the loss is not finite, or rises
-    MEMORY = "F6"  # out of memory
-    PREEMPTION = "F7"  # slots are taken away
-    CONTENTION = "F8"  # too few resources, or broken ones
-    TOPOLOGY = "F9"  # ranks that do not find one another
-    DATA = "F10"  # data is uneven, or late
+    START = "F1"
+    STRAGGLER = "F2"
+    NETWORK = "F3"
+    CHECKPOINT = "F4"
+    DIVERGENCE = "F5"
+    MEMORY = "F6"
+    PREEMPTION = "F7"
+    CONTENTION = "F8"
+    TOPOLOGY = "F9"
+    DATA = "F10"
     NONE = ""
+
+
+MODE_MEANINGS: Mapping[FailureMode, str] = {
+    FailureMode.START: "crash on start: an image, a mount, a secret or a variable is missing",
+    FailureMode.STRAGGLER: "straggler: one rank is slow",
+    FailureMode.NETWORK: "network: a collective does not end",
+    FailureMode.CHECKPOINT: "checkpoints are late, lost or damaged",
+    FailureMode.DIVERGENCE: "the loss is not finite, or rises",
+    FailureMode.MEMORY: "out of memory",
+    FailureMode.PREEMPTION: "slots are taken away: preemptions, lost nodes",
+    FailureMode.CONTENTION: "contention: too few resources, or broken ones",
+    FailureMode.TOPOLOGY: "wrong topology: ranks do not find one another",
+    FailureMode.DATA: "data is uneven, or late",
+}
+"""One line for each failure mode of jobs."""
 
 
 class AlertScreen(StrEnum):
@@ -340,6 +355,16 @@ JOBS = (
         "Gangs are placed, and their ranks do not meet: wrong addresses, ports, host files or versions.",
         mode=FailureMode.TOPOLOGY,
         hold_s=10 * MINUTE_S,
+    ),
+    Alert(
+        "PhalanxRanksDoNotMatch",
+        Severity.TICKET,
+        _at_least(3, "phalanx_preflight_failures_total", HOUR_S),
+        "{value} gangs had ranks that do not fit together within an hour",
+        "The check before the first step found ranks with other versions, used twice, missing, or on nodes "
+        "that do not reach one another.",
+        AlertScreen.DEBUG,
+        FailureMode.TOPOLOGY,
     ),
     Alert(
         "PhalanxStragglers",

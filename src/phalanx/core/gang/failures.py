@@ -22,7 +22,9 @@ def _names(*lines: str) -> frozenset[str]:
 
 _OOM_TYPES = _names("OutOfMemoryError MemoryError")
 _OOM_WORDS = ("can't allocate memory", "CUDA out of memory", "std::bad_alloc")
-_START_TYPES = _names("PreflightFailed")
+PREFLIGHT_FAILED = "PreflightFailed"
+"""The exception of ranks that do not fit together: the gang would not form, or compute wrongly."""
+_START_TYPES = _names(PREFLIGHT_FAILED)
 _DIVERGED_TYPES = _names("Diverged DivergedForGood")
 _MISSING_TYPES = _names("CheckpointMissing CheckpointUnavailable")
 _REJECTED_TYPES = _names("ParamsRejected")

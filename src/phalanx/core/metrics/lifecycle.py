@@ -109,6 +109,11 @@ RELIABILITY = (
         Label("cause", _CAUSES),
         where=_COMMIT,
     ),
+    counter(
+        "phalanx_preflight_failures",
+        "Gangs with ranks of other versions, used twice, missing or not reachable",
+        where=_COMMIT,
+    ),
     counter("phalanx_nodes_lost", "Supervisors that died with their ranks", where=_COMMIT),
     counter("phalanx_stalls", "Generations that made no step although they ran", where=_COMMIT),
     counter("phalanx_stops_overdue", "Stops that ranks did not follow in time", where=_COMMIT),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from phalanx.core.gang.failures import PREFLIGHT_FAILED
 from phalanx.core.jobs.faults import fault_of
 from phalanx.core.jobs.model import TERMINAL, Job, JobState, StopGoal
 from phalanx.core.metrics.catalogue import family
@@ -101,6 +102,8 @@ def _failed(totals: AddedTotals, data: Mapping[str, Any]) -> None:
     totals.add("phalanx_failures", cause)
     if cause == Cause.OOM.value:
         totals.add("phalanx_oom_kills")
+    elif failure.get("exception") == PREFLIGHT_FAILED:
+        totals.add("phalanx_preflight_failures")
     elif cause == Cause.START_FAILED.value:
         totals.add("phalanx_start_failures", cause)
     elif cause == Cause.CHECKPOINT_MISSING.value:
