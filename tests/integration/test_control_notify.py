@@ -34,11 +34,11 @@ from phalanx.schemas.wire import supervision as wire
 from phalanx.server.observe.exposition import Exposition
 from phalanx.server.settings import ApiSettings, Settings
 from phalanx.server.settings_groups.notify import NotifySettings
+from phalanx.services.guarded_http import GuardedHttp
 from phalanx.services.notify import evaluation
 from phalanx.services.notify.config import MailConfig, NotifyConfig, ReceiverConfig
 from phalanx.services.notify.delivery import deliver_step
 from phalanx.services.notify.evaluation import AlertHistory, evaluate_step
-from phalanx.services.notify.guarded_http import GuardedHttp
 from phalanx.services.notify.transports import (
     MessageSender,
     SendOutcome,

@@ -40,6 +40,7 @@ from phalanx.schemas.api.pools import (
     SetPolicyRequest,
     StoreView,
 )
+from phalanx.schemas.api.telemetry import LogSenderView
 from phalanx.schemas.api.why import WhyView
 from phalanx.sdk.accounts import AccountCalls
 from phalanx.sdk.alerts import AlertCalls
@@ -253,6 +254,10 @@ class PhalanxClient(JobCalls):
     def stores(self) -> list[StoreView]:
         """Stores of data outside the nodes, with the residency of each."""
         return self._get(f"{V1}/stores", list[StoreView])
+
+    def log_senders(self) -> list[LogSenderView]:
+        """The senders of output to other log stores, and how far each is. Needs the scope admin."""
+        return self._get(f"{V1}/logs/senders", list[LogSenderView])
 
     def quotas(self, *, project: str | None = None, user: str | None = None) -> QuotaList:
         """Quotas of projects, slot types and users with what counts against them, and their alerts."""

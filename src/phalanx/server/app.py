@@ -179,6 +179,7 @@ def build_context(  # noqa: PLR0913
         started_at=clock.now(),
         leadership=Leadership(store, clock, replica),
         notify=settings.notify.resolved(settings.api.public_url or url),
+        log_senders=settings.log_senders.resolved(),
         login=provider_of(settings, clock),
     )
     store.on_commit(context.notifier.touched)

@@ -24,6 +24,7 @@ from phalanx.server.leadership import Leadership
 from phalanx.server.notifier import Notifier, wait_for
 from phalanx.server.settings import Settings
 from phalanx.services.login.provider import IdentityProvider
+from phalanx.services.logs.endpoints import LogSenders
 from phalanx.services.notify.config import NotifyConfig
 from phalanx.services.platform import Platform
 
@@ -82,6 +83,7 @@ class Context:
     started_at: int  # µs UTC
     leadership: Leadership  # whether this process runs the loops
     notify: NotifyConfig = field(default_factory=NotifyConfig)  # receivers of alerts
+    log_senders: LogSenders = field(default_factory=LogSenders)  # to other log stores
     login: IdentityProvider | None = None  # the provider of `phalanx login`; None: it is off
     #: time of the last completed step of each loop, on the monotonic clock
     beats: dict[str, float] = field(default_factory=dict)

@@ -37,6 +37,7 @@ from phalanx.launch.tls.trust import read_ca
 from phalanx.schemas.home import HomeLayout
 from phalanx.server.settings_groups.accounting import CostSettings, RetentionSettings
 from phalanx.server.settings_groups.forms import SettingsGroup, file_or_value, read_duration
+from phalanx.server.settings_groups.log_senders import LogSenderSettings
 from phalanx.server.settings_groups.notify import NotifySettings
 from phalanx.server.settings_groups.objectives import SloSettings
 from phalanx.services.login.provider import LoginConfig, is_protected
@@ -542,6 +543,7 @@ class Settings(BaseSettings):
     storage: StorageSettings = StorageSettings()
     metrics: MetricsSettings = MetricsSettings()
     notify: NotifySettings = NotifySettings()
+    log_senders: LogSenderSettings = LogSenderSettings()
     idle_exit_s: float | None = Field(
         default=None, description="Exit after this long without a client and without a live job."
     )
@@ -583,6 +585,7 @@ def hide_secret_settings() -> None:
         ("vault", "secret_id"),
         ("notify", "receivers"),
         ("notify", "smtp_password"),
+        ("log_senders", "senders"),
     )
     for name in map(_variable, hidden):
         given = os.environ.get(name)  # noqa: TID251

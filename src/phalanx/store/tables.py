@@ -415,6 +415,9 @@ log_volumes = Table(
     Column("cut_at", BigInteger, nullable=False, server_default=text("0")),
     Column("loose_bytes", BigInteger, nullable=False, server_default=text("0")),  # in no pack
     Column("newest_at", BigInteger, nullable=False, server_default=text("0")),  # of its segments
+    # The newest place in its output: of a segment, or of an end without all bytes.
+    Column("newest_id", BigInteger, nullable=False, server_default=text("0")),
+    Index(None, "newest_id"),
 )
 
 # Tokens with scopes, and sessions of browsers. The token of the home is in none.

@@ -178,6 +178,8 @@ def end_log(tx: Tx, end: LogSegment) -> None:
     place = {"end_id": take_numbers(tx, "log"), "end_at": end.at, "end_lost": lost}
     tx.touched.topics.add(logs_topic(end.job))
     _put_stream(tx, end.job, key, known, size=end.offset, **place)
+    of_job = log_volumes.update().where(log_volumes.c.job == end.job)
+    tx.conn.execute(of_job.values(newest_id=place["end_id"]))
 
 
 def _insert(tx: Tx, fresh: LogSegment, offset: int, dropped: int, data: bytes) -> int:
@@ -195,6 +197,7 @@ def _grow(tx: Tx, added: LogSegment, max_bytes: int | None) -> None:
         "stored_bytes": here.stored_bytes + len(added.data),
         "loose_bytes": here.loose_bytes + len(added.data),
         "newest_at": added.at,
+        "newest_id": added.id,
     }
     grow = log_volumes.update().where(here.job == job).values(**grown)
     grow = grow.returning(here.stored_bytes, here.head_id, here.cut_id)

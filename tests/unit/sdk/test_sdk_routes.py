@@ -121,6 +121,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "alerts.test": lambda c: c.alerts.test("ops"),
     "objectives": lambda c: c.objectives(days=7, project="default"),
     "quotas": lambda c: c.quotas(project="default", user="ada"),
+    "log_senders": lambda c: c.log_senders(),
     "scheduler_policy": lambda c: c.scheduler_policy(),
     "set_scheduler_policy": lambda c: c.set_scheduler_policy("fair"),
     "reset_scheduler_policy": lambda c: c.reset_scheduler_policy(),

@@ -16,6 +16,7 @@ from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, duration
 from phalanx.cli.verbs.programs import run_module
 from phalanx.errors import Conflict, UserError
+from phalanx.kit.units import format_duration
 
 _LEAVE_S = 30.0
 _MIN_AGE_S = 3600.0
@@ -265,11 +266,21 @@ _REPLICA_COLUMNS: dict[str, Callable[[Any], Any]] = {
     "STARTED": lambda one: output.moment(one.started_at),
 }
 
+_SENDER_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "NAME": lambda one: one.name,
+    "KIND": lambda one: one.kind,
+    "BEHIND": lambda one: format_duration(one.lag_s),
+    "LINES": lambda one: one.sent_lines,
+    "REFUSED": lambda one: one.refused_lines,
+    "LAST SENT": lambda one: "-" if one.sent_at is None else output.moment(one.sent_at),
+    "ERROR": lambda one: one.error,
+}
+
 admin_app = typer.Typer(
     name="admin",
     no_args_is_help=True,
     help="Back up, restore or move a home: backup, restore, import-home. Control planes of a database: "
-    "replicas.",
+    "replicas. Output to other log stores: log-senders.",
 )
 
 
@@ -301,6 +312,15 @@ def list_replicas(ctx: typer.Context, json: AsJson = False) -> None:
     with connected(ctx) as client:
         found = client.info().replicas
     output.listing(found, json, _REPLICA_COLUMNS, "no replicas: this control plane uses SQLite")
+
+
+@admin_app.command("log-senders")
+def list_log_senders(ctx: typer.Context, json: AsJson = False) -> None:
+    """List the senders of output to other log stores, and how far each is behind."""
+    with connected(ctx) as client:
+        found = client.log_senders()
+    said = "no senders: PHALANX__LOG_SENDERS__SENDERS sets them up"
+    output.listing(found, json, _SENDER_COLUMNS, said)
 
 
 @admin_app.command("import-home")

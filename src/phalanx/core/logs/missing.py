@@ -6,6 +6,7 @@ job's output, such as the range that its limit deleted, is told by a mark with a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +34,31 @@ class MissingMark:
     at: int  # µs UTC
     missing: tuple[MissingBytes, ...]
     end: int  # all bytes before this offset are stored or told behind this place
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBounds:
+    """What is known of a stream beside the segments at hand."""
+
+    begin: int = 0  # up to where the bytes before the first of these segments are stored or told
+    expired: int = 0  # bytes before this were deleted because of their age …
+    by_quota: int = 0  # … or, the last ones of them, by the quota of all jobs
+
+
+_WHY: Mapping[GapCause, str] = {
+    "lost": "the node could not write them to its disk",
+    "limit": "more output than is stored of one job; the file on the node may have them",
+    "expired": "older than the retention of logs",
+    "quota": "deleted by the quota of stored output of all jobs, which takes that of the oldest ones",
+    "unsent": "the supervisor ended before it had sent them; the file on the node may have them",
+    "unreadable": "the file with them was deleted or is damaged; a backup may have it",
+}
+
+
+def words_of(one: MissingBytes) -> str:
+    """What is missing and why, in place of it."""
+    where = "" if one.begin is None else f" (offset {one.begin:,} to {one.end:,})"
+    return f"[{one.num_bytes:,} bytes are missing here{where}: {_WHY[one.cause]}]"
 
 
 def missing_between(

@@ -18,6 +18,8 @@ MAX_POOLS = 200
 """The most pools that have series."""
 MAX_PROJECTS = 200
 """The most projects with series of slot time and money."""
+MAX_SENDERS = 8
+"""The most senders of output to other log stores."""
 #: Kinds of decisions about the size of a pool.
 DECISIONS = tuple(sorted(one.value for one in DecisionKind))
 
@@ -28,6 +30,7 @@ _QUOTA = (
     *(Label(name, most=1) for name in ("user", "slot_type", "unit")),
 )
 _ANOMALY = (Label("scope", most=MAX_ANOMALIES), Label("name", most=1), Label("state", most=1))
+_SENDER = Label("sender", most=MAX_SENDERS)
 _REMOVED = (
     Label("kind", tuple(sorted(one.value for one in DataKind))),
     Label("cause", tuple(sorted(one.value for one in RemovalCause))),
@@ -171,6 +174,35 @@ RETENTION = (
     ),
 )
 
+_SENDS = "a sender of output is set up"
+LOG_SENDERS = (
+    _counted(
+        "phalanx_log_sender_lines",
+        "Lines of output that the endpoint of a sender took",
+        _SENDER,
+        condition=_SENDS,
+    ),
+    _counted(
+        "phalanx_log_sender_refused_lines",
+        "Lines of output that the endpoint of a sender does not take",
+        _SENDER,
+        condition=_SENDS,
+    ),
+    gauge(
+        "phalanx_log_sender_lag_seconds",
+        "Age of the oldest line of output that waits for a sender",
+        _SENDER,
+        unit="seconds",
+        condition=_SENDS,
+    ),
+    gauge(
+        "phalanx_log_sender_failures",
+        "Tries of a sender that failed since its last success",
+        _SENDER,
+        condition=_SENDS,
+    ),
+)
+
 CONTROL_PLANE = (
     _own("phalanx_build_info", "1 for the running release", Label("version", most=1)),
     _own("phalanx_leader", "1 where this process runs the loops, else 0"),
@@ -218,5 +250,6 @@ PLATFORM: tuple[tuple[str, tuple[Family, ...]], ...] = (
     ("Quotas", QUOTAS),
     ("Cost", COST),
     ("Retention", RETENTION),
+    ("Senders of output", LOG_SENDERS),
     ("Control plane", CONTROL_PLANE),
 )

@@ -343,3 +343,23 @@ class ProfilesView(ResponseBody):
     profiles: list[ProfileView]
     attempt: int | None = None
     generation: int | None = None
+
+
+class LogSenderView(ResponseBody):
+    """A sender of output to another log store, and how far it is.
+
+    `sent_lines` and `sent_bytes` count a line each time that the endpoint took it. `lag_s` is the age of
+    the oldest line that waits; 0: none does. `tries` failed since the last success.
+    """
+
+    name: str
+    kind: str  # loki, elasticsearch or otlp
+    projects: list[str] = Field(default_factory=list)  # none: all
+    lag_s: float = 0.0
+    sent_lines: int = 0
+    sent_bytes: int = 0
+    refused_lines: int = 0  # that the endpoint does not take
+    sent_at: At | None = None
+    tries: int = 0
+    next_try_at: At | None = None
+    error: str = ""

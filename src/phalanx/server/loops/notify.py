@@ -11,9 +11,9 @@ from phalanx.launch.tls.trust import client_context
 from phalanx.server.context import Context
 from phalanx.server.loops.runner import ServiceLoop
 from phalanx.server.observe.exposition import Exposition
+from phalanx.services.guarded_http import GuardedHttp
 from phalanx.services.notify.delivery import deliver_step
 from phalanx.services.notify.evaluation import AlertHistory, evaluate_step
-from phalanx.services.notify.guarded_http import GuardedHttp
 from phalanx.services.notify.transports import Transports
 from phalanx.services.platform import Platform
 from phalanx.store.notify.deliveries import DELIVERIES

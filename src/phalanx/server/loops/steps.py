@@ -8,6 +8,7 @@ from functools import partial
 from phalanx.executors.protocol import ChangeTeller
 from phalanx.kit.text import random_hex
 from phalanx.server.context import Context
+from phalanx.server.loops.log_senders import log_sender_loops
 from phalanx.server.loops.notify import notify_loops
 from phalanx.server.loops.runner import ServiceLoop
 from phalanx.server.settings import LoopSettings
@@ -224,6 +225,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         _logs_loop(platform, ticks),
         *_retention_loops(context, platform),
         *notify_loops(context, platform),
+        *log_sender_loops(context, platform),
     )
 
 

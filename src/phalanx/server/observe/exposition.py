@@ -29,6 +29,8 @@ from phalanx.store.cost import days
 from phalanx.store.cost.rows import CostFilter
 from phalanx.store.database import Tx
 from phalanx.store.engines.totals import TotalKey, read_totals
+from phalanx.store.logs import senders
+from phalanx.store.logs.senders import StoredSender
 from phalanx.store.retention import deletions
 
 # After more pages than this, counting starts again instead of reading for minutes.
@@ -39,13 +41,14 @@ _MAX_PAGES = 200
 class _Stored:
     """What one scrape reads from the database, in one snapshot."""
 
-    there: Present
-    totals: dict[TotalKey, float]
+    there: Present  # jobs that are queued or live
+    totals: dict[TotalKey, float]  # counters and histograms that are kept over time
     costs: dict[str, Totals]  # by project
     removed: dict[tuple[str, str], tuple[int, int]]  # items and bytes, by kind and cause
-    num_deletions: int
+    num_deletions: int  # that are not complete
     log_bytes: int  # of stored output
-    last_event: int
+    senders: dict[str, StoredSender]  # of output to other log stores, by name
+    last_event: int  # its place in the feed
     commands: tuple[int, int | None]  # open ones, and when the oldest was made
 
 
@@ -66,6 +69,7 @@ def _stored(tx: Tx) -> _Stored:
         removed=deletions.totals(tx),
         num_deletions=deletions.count_open(tx),
         log_bytes=telemetry.stored_bytes(tx),
+        senders=senders.every(tx),
         last_event=events.last_feed(tx),
         commands=outbox.open_since(tx),
     )
@@ -144,6 +148,8 @@ class Exposition:
         families.put_quotas(sheet, uses)
         families.put_cost(sheet, stored.costs, live_anomalies(self._platform))
         families.put_removals(sheet, stored.removed, stored.num_deletions)
+        configured = [one.name for one in self._context.log_senders.senders]
+        families.put_senders(sheet, {name: stored.senders.get(name) for name in configured}, now)
         families.put_output(sheet, stored.log_bytes, self._platform.retention.log_bytes)
         put_shared(
             sheet,

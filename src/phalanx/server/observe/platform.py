@@ -17,8 +17,10 @@ from phalanx.core.retention.policy import DataKind
 from phalanx.core.scaling.model import PoolScaling, ScalingPolicy
 from phalanx.schemas.api.pools import NodeView, PoolView
 from phalanx.server.observe.sheet import Sheet
+from phalanx.services.logs.sending import lag_s
 from phalanx.services.queries.feed import Present
 from phalanx.store.engines.totals import TotalKey
+from phalanx.store.logs.senders import StoredSender
 
 _US = 1e-6
 _NODE_STATES = ("closed", "drained", "open", "quarantined")
@@ -139,3 +141,13 @@ def put_output(sheet: Sheet, num_bytes: int, quota: int | None) -> None:
     sheet.put("phalanx_log_stored_bytes", num_bytes)
     if quota is not None:
         sheet.put("phalanx_log_quota_bytes", quota)
+
+
+def put_senders(sheet: Sheet, found: Mapping[str, StoredSender | None], now: int) -> None:
+    """Add how far the senders of output are; None: one has not begun."""
+    for name, stored in sorted(found.items()):
+        one = stored or StoredSender(name, 0)
+        sheet.put("phalanx_log_sender_lines", one.sent_lines, name)
+        sheet.put("phalanx_log_sender_refused_lines", one.refused_lines, name)
+        sheet.put("phalanx_log_sender_lag_seconds", lag_s(one, now), name)
+        sheet.put("phalanx_log_sender_failures", one.tries, name)

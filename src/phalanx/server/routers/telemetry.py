@@ -16,6 +16,7 @@ from phalanx.schemas.api.telemetry import (
     LevelName,
     LogPage,
     LogSearchPage,
+    LogSenderView,
     MetricsView,
     PostMetricsRequest,
     StopAnswer,
@@ -29,6 +30,7 @@ from phalanx.server.strict_requests import JobNum, Ranks, SearchText, StrictRout
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.posted_metrics import post_metrics, posted_points, trainer_status
 from phalanx.services.logs.search import MAX_PATTERN, LogSearch, SearchLimits
+from phalanx.services.logs.sending import list_senders
 from phalanx.services.queries.log_search import search_logs
 from phalanx.services.queries.logs import LogQuery, read_logs
 from phalanx.services.queries.metrics import (
@@ -53,7 +55,14 @@ CompareJobs = Annotated[
 CompareNames = Annotated[
     list[Annotated[str, Query(max_length=512)]], Query(min_length=1, max_length=20)
 ]
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@comparing.get("/logs/senders", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
+def get_log_senders(here: Here) -> list[LogSenderView]:
+    """The senders of output to other log stores, and how far each is."""
+    return list_senders(here.platform, here.log_senders, here.clock.now())
 
 
 @router.get("/{num}/logs", openapi_extra=needs(Permission.JOBS_READ, Of.JOB, audited=True))

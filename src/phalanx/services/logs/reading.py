@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from phalanx.core.logs.missing import MissingBytes, MissingMark, missing_between
+from phalanx.core.logs.missing import MissingBytes, MissingMark, StreamBounds, missing_between
 from phalanx.core.logs.packs import LogPack
 from phalanx.core.logs.segments import LogSegment, StreamKey
 from phalanx.errors import NotFound, StoreCorrupt
@@ -31,15 +31,6 @@ _LOG = logging.getLogger(__name__)
 
 class PackDeleted(Exception):
     """A pack was deleted since its row was read: what takes its place is to be looked up again."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamBounds:
-    """What is known of a stream beside the segments at hand."""
-
-    begin: int = 0  # up to where the bytes before the first of these segments are stored or told
-    expired: int = 0  # bytes before this were deleted because of their age …
-    by_quota: int = 0  # … or, the last ones of them, by the quota of all jobs
 
 
 @dataclass(frozen=True, slots=True)

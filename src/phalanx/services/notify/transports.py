@@ -14,8 +14,8 @@ from typing import Protocol
 from phalanx.core.notify.signing import signed_headers
 from phalanx.errors import PlatformError
 from phalanx.kit.text import shorten
+from phalanx.services.guarded_http import TIMEOUT_S, GuardedHttp
 from phalanx.services.notify.config import ChannelKind, MailConfig, ReceiverConfig
-from phalanx.services.notify.guarded_http import TIMEOUT_S, GuardedHttp
 from phalanx.services.notify.messages import title_and_text
 from phalanx.store.notify.deliveries import Delivery
 

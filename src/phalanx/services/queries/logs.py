@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from phalanx.core.jobs.model import TERMINAL, Job
+from phalanx.core.logs.lines import OutputLine, assembled
 from phalanx.core.logs.missing import (
-    GapCause,
     MissingBytes,
     MissingMark,
+    StreamBounds,
     missing_between,
+    words_of,
 )
-from phalanx.core.logs.segments import MAX_LINE_BYTES, LogSegment, StreamKey
+from phalanx.core.logs.segments import LogSegment, StreamKey
 from phalanx.errors import DataUnavailable, UserError
 from phalanx.kit.text import job_label
 from phalanx.schemas.api.body import at_of
@@ -24,7 +25,6 @@ from phalanx.services.logs.reading import (
     LookedUp,
     PackDeleted,
     StoredLogs,
-    StreamBounds,
     Wanted,
     look_up,
     read,
@@ -148,15 +148,6 @@ def _with_role(stored: StoredJob, line: LogLine) -> LogLine:
     return line.model_copy(update={"role": role, "rank_in_role": rank})
 
 
-@dataclass(slots=True)
-class _Open:
-    """An unfinished line: its bytes, its offset in the stream, and the time of its last bytes."""
-
-    data: bytes
-    start: int
-    at: int
-
-
 def assemble(
     segments: Sequence[LogSegment],
     marks: Sequence[MissingMark],
@@ -170,90 +161,27 @@ def assemble(
     `marks` are told in between. `begun` are the unfinished lines of earlier segments: their offsets and
     bytes.
     """
-    at = segments[0].at if segments else 0
-    opened = {key: _Open(data, start, at) for key, (start, data) in begun.items() if data}
-    ends = {key: bound.begin for key, bound in bounds.items()}
-    lines: list[LogLine] = []
-    items: list[Sequence[MissingMark | LogSegment]] = [marks, segments]
-    for item in heapq.merge(*items, key=lambda one: one.id):
-        key = item.key
-        if isinstance(item, MissingMark):
-            ends[key] = max(ends.get(key, 0), item.end)
-            _tell(opened, key, item.missing, item.at, lines)
-            continue
-        _flush_older(opened, key, lines)
-        bound = bounds.get(key, StreamBounds())
-        begin = ends.get(key, item.offset)
-        missing = missing_between(
-            begin, item.offset, expired=bound.expired, by_quota=bound.by_quota, lost=item.dropped
-        )
-        ends[key] = max(begin, item.end)
-        _tell(opened, key, missing, item.at, lines)
-        line = opened.pop(key, None) or _Open(b"", item.offset, item.at)
-        data = line.data + item.data
-        *whole, tail = data.split(b"\n")
-        lines.extend(_line(key, one, item.at) for one in whole)
-        start = line.start + len(data) - len(tail)
-        if len(tail) > MAX_LINE_BYTES:
-            lines.append(_line(key, tail, item.at, partial=True))
-            start, tail = start + len(tail), b""
-        if tail:
-            opened[key] = _Open(tail, start, item.at)
-    if flush:
-        lines.extend(_line(key, one.data, one.at) for key, one in opened.items() if one.data)
-        opened = {}
-    return lines, {key: one.start for key, one in opened.items()}
-
-
-def _tell(
-    opened: dict[StreamKey, _Open],
-    key: StreamKey,
-    missing: Sequence[MissingBytes],
-    at: int,
-    lines: list[LogLine],
-) -> None:
-    """Add what is missing at this place of a stream; the line before it has no end."""
-    if not missing:
-        return
-    line = opened.pop(key, None)
-    if line is not None and line.data:
-        lines.append(_line(key, line.data, at, partial=True))
-    lines.extend(_gap_line(key, one, at) for one in missing)
-
-
-_WHY: Mapping[GapCause, str] = {
-    "lost": "the node could not write them to its disk",
-    "limit": "more output than is stored of one job; the file on the node may have them",
-    "expired": "older than the retention of logs",
-    "quota": "deleted by the quota of stored output of all jobs, which takes that of the oldest ones",
-    "unsent": "the supervisor ended before it had sent them; the file on the node may have them",
-    "unreadable": "the file with them was deleted or is damaged; a backup may have it",
-}
+    lines, rest = assembled(segments, marks, begun, bounds, flush=flush)
+    return [_line(one) for one in lines], rest
 
 
 def _gap_line(key: StreamKey, one: MissingBytes, at: int) -> LogLine:
-    where = "" if one.begin is None else f" (offset {one.begin:,} to {one.end:,})"
-    said = f"[{one.num_bytes:,} bytes are missing here{where}: {_WHY[one.cause]}]"
-    gap = LogGap(num_bytes=one.num_bytes, cause=one.cause, begin=one.begin, end=one.end)
-    return _line(key, said.encode(), at).model_copy(update={"gap": gap})
+    return _line(OutputLine(key, at, 0, words_of(one).encode(), 0, 0, missing=one))
 
 
-def _flush_older(opened: dict[StreamKey, _Open], key: StreamKey, lines: list[LogLine]) -> None:
-    """Return unfinished lines of older generations of the same stream: they will never end."""
-    for other in [one for one in opened if one[2:] == key[2:] and one[:2] < key[:2]]:
-        ended = opened.pop(other)
-        if ended.data:
-            lines.append(_line(other, ended.data, ended.at))
-
-
-def _line(key: StreamKey, data: bytes, at: int, *, partial: bool = False) -> LogLine:
-    attempt, generation, rank, stream = key
+def _line(one: OutputLine) -> LogLine:
+    attempt, generation, rank, stream = one.key
     return LogLine(
         rank=rank,
         stream=cast("Literal['out', 'err']", stream),
-        at=at_of(at),
-        text=data.removesuffix(b"\r").decode("utf-8", errors="replace"),
+        at=at_of(one.at),
+        text=one.data.removesuffix(b"\r").decode("utf-8", errors="replace"),
         attempt=attempt,
         generation=generation,
-        partial=partial,
+        partial=one.partial,
+        gap=None if one.missing is None else _gap(one.missing),
     )
+
+
+def _gap(one: MissingBytes) -> LogGap:
+    return LogGap(num_bytes=one.num_bytes, cause=one.cause, begin=one.begin, end=one.end)

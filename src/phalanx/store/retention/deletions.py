@@ -17,7 +17,7 @@ from phalanx.core.retention.holds import RemovalCause
 from phalanx.core.retention.policy import DataKind
 from phalanx.store.database import Tx, columns_of, read
 from phalanx.store.schema.listings import job_data, job_listing
-from phalanx.store.schema.logs import log_packs
+from phalanx.store.schema.logs import log_packs, log_positions
 from phalanx.store.schema.metrics import (
     metric_chunks,
     metric_names,
@@ -63,7 +63,16 @@ _LARGE: tuple[Table, ...] = (
     *(events, trial_reports, commands),
 )
 _SMALL: tuple[Table, ...] = (
-    *(log_streams, log_volumes, metric_names, supervisors, generations, restores, ledger_rows),
+    *(
+        log_streams,
+        log_volumes,
+        log_positions,
+        metric_names,
+        supervisors,
+        generations,
+        restores,
+        ledger_rows,
+    ),
     *(attempt_software, attempt_images, attempt_inputs),
     *(reservations, quota_alerts, checkpoint_pins, checkpoint_removals),
 )

@@ -32,3 +32,33 @@ log_packs = Table(
 # It is read often, and bits of a hash do not compress.
 _external = DDL("ALTER TABLE log_packs ALTER COLUMN grams SET STORAGE EXTERNAL")  # type: ignore[no-untyped-call]
 event.listen(log_packs, "after_create", _external.execute_if(dialect="postgresql"))
+
+# Senders of output to other log stores, by their names in the settings.
+log_senders = Table(
+    "log_senders",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    # Jobs with output behind this segment are sent: those that print after the sender was set up.
+    Column("begin_id", BigInteger, nullable=False),
+    Column("sent_lines", BigInteger, nullable=False),
+    Column("sent_bytes", BigInteger, nullable=False),
+    Column("refused_lines", BigInteger, nullable=False),  # that the endpoint does not take
+    Column("tries", BigInteger, nullable=False),  # that failed since the last success
+    Column("not_before", BigInteger, nullable=False),  # of the next try
+    Column("oldest_at", BigInteger),  # arrival of the oldest line that waits; NULL: none does
+    Column("sent_at", BigInteger),  # of the last success
+    Column("error", String(400), nullable=False),  # of the last try; empty: none
+)
+
+# How far each sender is in the output of each job.
+log_positions = Table(
+    "log_positions",
+    metadata,
+    Column("sender", String(64), primary_key=True),
+    Column("job", BigInteger, primary_key=True, autoincrement=False),
+    Column("sent_id", BigInteger, nullable=False),  # everything up to this segment was sent, except
+    Column("opened", JSON, nullable=False),  # lines that have not ended: [*key, offset] of each
+    Column("num_opened", BigInteger, nullable=False),
+    Index(None, "job"),
+    Index(None, "sender", "num_opened"),
+)

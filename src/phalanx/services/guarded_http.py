@@ -20,7 +20,7 @@ from phalanx.errors import UserError
 TIMEOUT_S = 10.0
 """Limit on connecting, on each wait for data, and on reading the answer."""
 MOST_BYTES = 64 << 10
-"""The most of an answer that is read."""
+"""The most of an answer that is read, unless more is asked for."""
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], list[str]]
 _SHARED = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses inside of IPv6 ones
@@ -32,6 +32,7 @@ class HttpAnswer:
 
     status: int
     text: str
+    body: bytes = b""  # of it all that was read
 
 
 def resolve(host: str, port: int) -> list[str]:
@@ -66,6 +67,8 @@ class GuardedHttp:
     monotonic: Callable[[], float]
     tls: ssl.SSLContext
     find: Resolve = resolve
+    setting: str = "PHALANX__NOTIFY__ALLOW_PRIVATE"  # its variable, for messages
+    most_bytes: int = MOST_BYTES  # of an answer
 
     def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
         """The answer to a POST. Raises UserError where there is none, or the address is refused."""
@@ -90,7 +93,7 @@ class GuardedHttp:
         if refused and not self.allow_private:
             raise UserError(
                 f"{host} has the address {refused[0]}, which is not a public one",
-                "PHALANX__NOTIFY__ALLOW_PRIVATE=true allows such receivers",
+                f"{self.setting}=true allows such receivers",
             )
         return addresses[0]
 
@@ -115,9 +118,10 @@ class GuardedHttp:
                 found = bytearray()
                 for part in answer.iter_raw():
                     found += part
-                    if len(found) > MOST_BYTES or self.monotonic() - began > TIMEOUT_S:
+                    if len(found) > self.most_bytes or self.monotonic() - began > TIMEOUT_S:
                         break
-                return HttpAnswer(answer.status_code, found[:200].decode("utf-8", "replace"))
+                text = found[:200].decode("utf-8", "replace")
+                return HttpAnswer(answer.status_code, text, bytes(found))
         except httpx.HTTPError as error:
             said = str(error) or type(error).__name__
             raise UserError(f"the receiver does not answer: {said}") from None

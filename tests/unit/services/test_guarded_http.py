@@ -11,7 +11,7 @@ import pytest
 
 from phalanx.errors import UserError
 from phalanx.launch.tls.trust import client_context
-from phalanx.services.notify.guarded_http import MOST_BYTES, GuardedHttp, is_public
+from phalanx.services.guarded_http import MOST_BYTES, GuardedHttp, is_public
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 
