@@ -36,6 +36,7 @@ from phalanx.cli.verbs.monitoring.alerts import alerts_app
 from phalanx.cli.verbs.monitoring.dashboards import dashboards_app
 from phalanx.cli.verbs.monitoring.job_bundle import bundle
 from phalanx.cli.verbs.monitoring.slo import slo_app
+from phalanx.cli.verbs.monitoring.traces import trace
 from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app, projects_app, quotas, scheduler_app
 from phalanx.cli.verbs.recipe import recipe_app
@@ -125,6 +126,7 @@ for _verb, _panel in (
     (metrics.report, _TRAIN),
     (diagnose.stacks, _LOOK),
     (diagnose.profile, _LOOK),
+    (trace, _LOOK),
     (bundle, _LOOK),
     (checkpoints.checkpoints, _LOOK),
     (port_forward, _LOOK),

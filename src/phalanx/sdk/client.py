@@ -52,6 +52,7 @@ from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.secrets import SecretCalls
 from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.templates import TemplateCalls
+from phalanx.sdk.traces import TraceCalls
 from phalanx.sdk.transport import V1, read, unreachable
 from phalanx.sdk.tunnels import TunnelCalls
 
@@ -62,7 +63,8 @@ class PhalanxClient(JobCalls):
     Those that follow jobs are methods of `client.live`, those about studies of `client.studies`, those
     about cost of `client.costs`, those about secrets of `client.secrets`, those about schedules of
     `client.schedules`, those about job templates of `client.templates`, those about archived, pinned and
-    deleted jobs of `client.retention`, those that reach into running jobs of `client.tunnels`.
+    deleted jobs of `client.retention`, those that reach into running jobs of `client.tunnels`, those about
+    traces of `client.traces`.
 
     Args:
         url: Address of the server, such as `http://127.0.0.1:8080`.
@@ -119,6 +121,11 @@ class PhalanxClient(JobCalls):
     def alerts(self) -> AlertCalls:
         """The calls about alerts, silences and messages, on the same connection."""
         return AlertCalls(self.url, self._http)
+
+    @cached_property
+    def traces(self) -> TraceCalls:
+        """The calls about traces of jobs, on the same connection."""
+        return TraceCalls(self.url, self._http)
 
     @cached_property
     def secrets(self) -> SecretCalls:

@@ -56,6 +56,9 @@ _SAVE = (
 _FIND = select(jobs).where(jobs.c.num == bindparam("_num"))
 _FIND_LOCKED = _FIND.with_for_update()
 _PLACE = select(jobs.c.project, jobs.c.owner).where(jobs.c.num == bindparam("_num"))
+_IDENTITY = select(jobs.c.project, jobs.c.contract["uid"].as_string()).where(
+    jobs.c.num == bindparam("_num")
+)
 _DELETED = select(deleted_jobs).where(deleted_jobs.c.job == bindparam("_num"))
 _VERSION = select(jobs.c.version).where(jobs.c.num == bindparam("_num"))
 _VERSION_LOCKED = _VERSION.with_for_update()
@@ -289,6 +292,12 @@ def place_of(tx: Tx, num: int) -> tuple[str, str] | None:
     if row is None:
         row = tx.conn.execute(_DELETED, {"_num": num}).one_or_none()
     return None if row is None else (row.project, row.owner)
+
+
+def identity_of(tx: Tx, num: int) -> tuple[str, str] | None:
+    """The project of a job and its `uid`, which is empty for old jobs; None: there is no such job."""
+    row = tx.conn.execute(_IDENTITY, {"_num": num}).one_or_none()
+    return None if row is None else (row[0], row[1] or "")
 
 
 def in_states(tx: Tx, states: Iterable[JobState]) -> list[StoredJob]:

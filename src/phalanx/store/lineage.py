@@ -198,6 +198,17 @@ def checkpoints_of(tx: Tx, job: int) -> list[CheckpointRow]:
     return read(tx, CheckpointRow, query)
 
 
+def saves_of(
+    tx: Tx, job: int, paths: Iterable[str] | None = None
+) -> list[tuple[str, int, float | None]]:
+    """Path, time and duration of the checkpoints of a job; of those at `paths` only, where given."""
+    here = checkpoints.c
+    query = select(here.path, here.created_at, here.took_s).where(here.job == job)
+    if paths is not None:
+        query = query.where(here.path.in_(list(paths)))
+    return [(row[0], row[1], row[2]) for row in tx.conn.execute(query)]
+
+
 def valid_checkpoints_of(tx: Tx, job: int) -> list[CheckpointRow]:
     """Read the checkpoints of a job that are neither removed nor quarantined."""
     here = checkpoints.c

@@ -68,7 +68,7 @@ def _supervise(context: BootContext) -> NoReturn:
         context.start_warm_process,
         guard=context.guard,
     )
-    assignment = Assignment.model_validate(context.data)
+    assignment = Assignment.model_validate(context.data).in_trace()
     supervisor = Supervisor(
         assignment, context.command, processes, context.environment, clock, random.Random()
     )

@@ -29,6 +29,7 @@ class FakeControlPlane:
         self._reports: dict[int, dict[int, Report]] = {}
         self._heartbeats: dict[int, Heartbeat] = {}
         self.num_requests = 0
+        self.traceparents: set[str] = set()  # of all calls
         self.forget_acks = False
         self._server: ThreadingHTTPServer | None = None
         self.come_back()
@@ -131,6 +132,7 @@ def _serve(plane: FakeControlPlane) -> ThreadingHTTPServer:
             if self.headers["Authorization"] != f"Bearer {plane.token}":
                 self._answer(401, b"{}")
                 return
+            plane.traceparents.add(self.headers["traceparent"] or "")
             response = plane.sync(SyncRequest.model_validate_json(data))
             if plane._server is not self.server:
                 self.close_connection = True

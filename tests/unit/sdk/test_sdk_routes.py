@@ -36,6 +36,7 @@ from phalanx.sdk.retention import RetentionCalls
 from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.templates import TemplateCalls
+from phalanx.sdk.traces import TraceCalls
 from phalanx.sdk.transport import Transport
 from phalanx.sdk.tunnels import TunnelCalls
 from phalanx.server.live import routes as live
@@ -111,6 +112,8 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "apply_projects": lambda c: c.apply_projects({}),
     "remove_project": lambda c: c.remove_project("a"),
     "stores": lambda c: c.stores(),
+    "traces.of_job": lambda c: c.traces.of_job(1, limit=50),
+    "traces.otlp": lambda c: c.traces.otlp(1),
     "alerts.live": lambda c: c.alerts.live(),
     "alerts.silences": lambda c: c.alerts.silences(),
     "alerts.silence": lambda c: c.alerts.silence({"alertname": "a"}, 60.0, "why"),
@@ -277,6 +280,7 @@ def test_the_table_names_every_method() -> None:
     assert methods - set(CALLS) == {
         "accounts",
         "alerts",
+        "traces",
         "close",
         "costs",
         "is_healthy",
@@ -290,6 +294,7 @@ def test_the_table_names_every_method() -> None:
         "tunnels",
     }
     calls = {f"studies.{name}" for name in set(dir(StudyCalls)) - set(dir(Transport))}
+    calls |= {f"traces.{name}" for name in set(dir(TraceCalls)) - set(dir(Transport))}
     calls |= {f"alerts.{name}" for name in set(dir(AlertCalls)) - set(dir(Transport))}
     calls |= {f"costs.{name}" for name in set(dir(CostCalls)) - set(dir(Transport))}
     calls |= {f"live.{name}" for name in dir(LiveCalls) if name.startswith("f")}

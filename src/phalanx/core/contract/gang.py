@@ -16,6 +16,7 @@ from phalanx.core.contract.checkpointing import CheckpointPolicy, variable
 from phalanx.core.contract.job import JobIdentity, RoleContract
 from phalanx.core.contract.trial import TrialContract, whole
 from phalanx.core.gang import meshes
+from phalanx.core.tracing.identity import JobTrace
 from phalanx.kit.units import parse_duration
 
 DEFAULT_GRACE_S = 30.0
@@ -240,6 +241,10 @@ class RankContract(Generic[P]):
     error_file: P | None = variable("TORCHELASTIC_ERROR_FILE", None, as_path)
     #: file with the secret that the ranks of this generation share; absent without the platform
     secret_file: P | None = variable("PHALANX_SECRET_FILE", None, as_path)
+    #: the span of the generation in W3C Trace Context: spans of the script hang under it
+    traceparent: str | None = variable("TRACEPARENT", None)
+    #: the job, attempt and generation, for backends of traces
+    tracestate: str | None = variable("TRACESTATE", None)
     checkpoint: CheckpointPolicy = CheckpointPolicy()  # when and where to save
     trial: TrialContract = TrialContract()  # the trial of a study that the job is
     #: layout of the ranks: `ddp`, `fsdp` or sizes such as `fsdp=2,tp=2`; replaces the script's argument
@@ -294,12 +299,18 @@ class GangContract:
     #: SHA-256 over everything that the submission fixed; empty: not known
     provenance: str = ""
 
+    @property
+    def trace(self) -> JobTrace:
+        """The identifiers of the job's traces."""
+        return JobTrace(self.job.num, self.job.uid)
+
     def rank(
         self, orders: GenerationOrders, node_rank: int, local_rank: int, files: RankFiles
     ) -> RankContract[str]:
         """One rank of the generation that `orders` names; `node_rank` counts within the world."""
         training = dict(self.role.training or {})
         training.pop("network", None)  # variables of the node, not of the library
+        trace = self.trace
         return RankContract(
             launched=True,
             master_address=orders.master_address,
@@ -331,6 +342,8 @@ class GangContract:
             error_file=files.error_file,
             code_dir=files.code_dir,
             secret_file=files.secret_file,
+            traceparent=trace.generation(self.attempt, orders.generation).traceparent(),
+            tracestate=trace.tracestate(self.attempt, orders.generation),
             checkpoint=self.role.checkpoint,
             trial=self._trial(orders.until),
             training=training,

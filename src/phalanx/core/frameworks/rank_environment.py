@@ -16,9 +16,12 @@ from phalanx.core.gang import networks
 from phalanx.core.gang.devices import VARIABLES, hides_all
 from phalanx.core.gang.placement import omp_num_threads
 from phalanx.core.gang.roles import WORKER
+from phalanx.core.tracing.identity import TRACEPARENT, TRACESTATE
 
 # What a rank without a rendezvous receives besides the variables of Phalanx.
-_PLACE = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"})
+_PLACE = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", TRACEPARENT, TRACESTATE}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

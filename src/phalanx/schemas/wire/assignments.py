@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from phalanx.core.contract.gang import GangContract, RolePlace
 from phalanx.core.contract.job import PythonRequirements, WarmStart
 from phalanx.core.contract.pods import PodContract
+from phalanx.core.tracing.identity import TRACEPARENT, TRACESTATE
 from phalanx.schemas.wire import ASSIGNMENT_PROTOCOL
 
 
@@ -113,6 +116,15 @@ class Assignment(Message):
         """The values of its secret variables, once the supervisor has read them."""
         names = (*self.secrets, *self.own_secrets)
         return [self.env[name] for name in names if name in self.env]
+
+    def in_trace(self) -> Self:
+        """With the span of the attempt in `env`, for the setup command and what else precedes the ranks."""
+        trace, attempt = self.gang.trace, self.gang.attempt
+        names = {
+            TRACEPARENT: trace.attempt(attempt).traceparent(),
+            TRACESTATE: trace.tracestate(attempt),
+        }
+        return self.model_copy(update={"env": {**self.env, **names}})
 
     @property
     def leads(self) -> bool:

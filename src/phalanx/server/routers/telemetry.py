@@ -11,6 +11,7 @@ from phalanx.core.curves import Reduce
 from phalanx.core.logs.levels import parse_level
 from phalanx.core.tenancy.roles import Permission
 from phalanx.schemas.api.body import us_of
+from phalanx.schemas.api.health.traces import TraceView
 from phalanx.schemas.api.telemetry import (
     CurvesView,
     LevelName,
@@ -39,6 +40,7 @@ from phalanx.services.queries.metrics import (
     curves_json,
     read_metrics,
 )
+from phalanx.services.tracing.reading import read_trace
 from phalanx.store.telemetry import logs_topic
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["telemetry"])
@@ -125,6 +127,18 @@ async def find_lines(  # noqa: PLR0913
     return await in_thread(
         search_logs, here.platform, num, wanted, role, cursor, limits, clock, pool=Threads.LOGS
     )
+
+
+@router.get("/{num}/trace", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))
+def get_trace(
+    here: Here, num: JobNum, limit: Annotated[int, Query(ge=10, le=10_000)] = 2000
+) -> TraceView:
+    """The spans of a job: its states and attempts, and starts, saves and failures of its generations.
+
+    Spans are made of the stored events, with identifiers that never change. Of more than about `limit`, the
+    oldest are left out.
+    """
+    return read_trace(here.platform, num, limit)
 
 
 @router.get("/{num}/metrics", openapi_extra=needs(Permission.JOBS_READ, Of.JOB))

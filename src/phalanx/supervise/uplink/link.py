@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from phalanx.core.tracing.identity import JobTrace
 from phalanx.errors import StoreUnavailable
 from phalanx.kit.clock import Clock, backoff_s
 from phalanx.launch.files import distrusted
@@ -27,6 +28,7 @@ from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import (
     MAX_RESULTS,
     CheckpointReport,
+    GenerationReport,
     Heartbeat,
     Orders,
     Report,
@@ -45,6 +47,7 @@ _FIRST_WAIT_S = 0.05
 _MAX_WAIT_S = 2.0
 MAX_WAITING = 20_000
 _BATCH_BYTES = 1 << 20
+_BULK = ("log", "metrics", "ledger")
 
 
 class Outbox:
@@ -141,7 +144,7 @@ class Outbox:
             return not self._waiting
 
     def _write(self, report: Report) -> None:
-        if report.kind in ("log", "metrics", "ledger") or report.seq <= self._spooled:
+        if report.kind in _BULK or report.seq <= self._spooled:
             return
         # A full disk must not stop a job that trains: the report still waits in memory.
         with contextlib.suppress(OSError):
@@ -202,9 +205,13 @@ class StoreUnwritable(OSError):
 class SyncConnection:
     """One kept-alive HTTP connection. Not safe for several threads."""
 
-    def __init__(self, address: ControlPlaneAddress, token: str) -> None:
+    def __init__(
+        self, address: ControlPlaneAddress, token: str, trace: JobTrace | None = None
+    ) -> None:
+        """With the identifiers of a job's traces, calls name the span of the generation."""
         self._address = address
         self._token = token
+        self._trace = trace
         self._connection: http.client.HTTPConnection | None = None
         self._url = ""
         self._by_url = False
@@ -219,6 +226,8 @@ class SyncConnection:
             "Authorization": f"Bearer {self._token}",
             "Content-Type": "application/json",
         }
+        if self._trace is not None:
+            headers["traceparent"] = _traceparent(self._trace, request)
         try:
             connection = self._connection
             if connection.sock is not None:
@@ -255,6 +264,13 @@ class SyncConnection:
             self._connection = None
 
 
+def _traceparent(trace: JobTrace, request: SyncRequest) -> str:
+    """The generation that a call is about; calls with nothing new, or only bulk data, are not sampled."""
+    told = [one.generation for one in request.reports if isinstance(one, GenerationReport)]
+    span = trace.generation(request.attempt, max([request.heartbeat.generation, *told]))
+    return span.traceparent(sampled=any(one.kind not in _BULK for one in request.reports))
+
+
 def _cannot_store(status: int, data: bytes) -> bool:
     """Whether an error is the control plane's own, and not that of a proxy before it."""
     if status != StoreUnavailable.http_status:
@@ -286,6 +302,7 @@ class ControlPlaneLink:
             assignment.server_url, assignment.server_file, ca=assignment.server_ca
         )
         self._token = assignment.token
+        self._trace = gang.trace
         self._poll_s = min(POLL_S, assignment.contact_lost_after_s / 4)
         self._seen = ""
         self._due = threading.Event()
@@ -333,14 +350,14 @@ class ControlPlaneLink:
         return self._clock.monotonic() - self._contact
 
     def _wait_for_orders(self) -> None:
-        line = SyncConnection(self._address, self._token)
+        line = SyncConnection(self._address, self._token, self._trace)
         failures = 0
         while not self._over.is_set():
             wait_s = self._poll_s if self._seen else 0.0
             failures = self._exchange(line, failures, wait_s=wait_s, reports=list)
 
     def _send_reports(self) -> None:
-        line = SyncConnection(self._address, self._token)
+        line = SyncConnection(self._address, self._token, self._trace)
         failures = 0
         while not self._over.is_set():
             if failures == 0 and self._outbox.empty and not self._beat:

@@ -110,6 +110,16 @@ def test_the_spec_cannot_break_the_rendezvous_but_may_choose_threads():
     assert (env["OMP_NUM_THREADS"], env["LR"]) == ("5", "0.1")
 
 
+def test_spans_of_a_script_hang_under_its_generation():
+    old = {"TRACEPARENT": f"00-{'1' * 32}-{'2' * 16}-00", "TRACESTATE": "other=1"}
+    for framework_name in ("torch", "none"):
+        made = gang(env=old, framework=framework_name)
+        env = environment(made, 0, 0, FILES)
+        span = made.contract.trace.generation(2, 3)
+        assert env["TRACEPARENT"] == span.traceparent()
+        assert env["TRACESTATE"] == "phalanx=j12.a2.g3"
+
+
 @pytest.mark.parametrize(("ranks", "cpus", "threads"), [(3, 2, 1), (2, 8, 4), (1, 8, None)])
 def test_ranks_share_the_cpus(ranks, cpus, threads):
     assert omp_num_threads(ranks, cpus) == threads
