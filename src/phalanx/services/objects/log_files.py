@@ -57,7 +57,11 @@ class LogFiles:
         every = list(names)
         with _told(f"packed output of {job_label(job)} cannot be deleted"):
             for name in every:
-                self.path(job, name).unlink(missing_ok=True)
+                path = self.path(job, name)
+                path.unlink(missing_ok=True)
+                # What a process left that was killed while it wrote the file.
+                for part in path.parent.glob(f"{name}.*.tmp"):
+                    part.unlink(missing_ok=True)
             if self.url is not None and every:
                 self._opened().delete([_object(job, name) for name in every])
         with contextlib.suppress(OSError):  # others are in it
