@@ -21,7 +21,7 @@ ON_POSTGRES := tests/unit/store tests/unit/services tests/unit/server tests/inte
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search bench-autoscaling bench-control bench-kubernetes chaos-control check format lock wheel tree sbom audit docs clean
+.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search bench-autoscaling bench-control bench-kubernetes chaos-control game-days check format lock wheel tree sbom audit docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -79,6 +79,9 @@ test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) $(KUBECTL) ## tests of optional parts
 
 chaos-control: $(STAMP) ## the control plane under kills, upgrades and faults: about an hour; see docs/proof/control.md
 	@$(PYTEST) -m proof --timeout=7200 -s tests/e2e/platform/test_replica_kills.py tests/e2e/platform/test_availability.py tests/e2e/platform/test_control_faults.py
+
+game-days: $(STAMP) ## failure modes on real jobs: alerts fire, runbooks run as printed, alerts resolve; some minutes
+	@$(PYTEST) -m proof --timeout=1200 tests/e2e/platform/test_game_days.py
 
 proof: $(STAMP) ## kill counts and full matrices: long; the output goes to docs/proof/
 	@$(PYTEST) -m proof --timeout=3600 -rA || test $$? -eq 5
