@@ -6,9 +6,9 @@ import argparse
 import statistics
 import time
 
-from bench.control import lists, logs, memory, metrics, phases, scrape, throughput
+from bench.control import ingest, lists, logs, memory, metrics, phases, scrape, throughput
 
-PARTS = ("lists", "logs", "memory", "metrics", "phases", "scrape", "throughput")
+PARTS = ("ingest", "lists", "logs", "memory", "metrics", "phases", "scrape", "throughput")
 
 
 def _machine() -> str:
@@ -49,6 +49,7 @@ def main() -> int:
         help="control planes beside the leader on PostgreSQL in the part throughput",
     )
     parser.add_argument("--profile", default="", help="a file for cProfile in the part phases")
+    parser.add_argument("--peers", default="", help="a Python with MLflow for the part ingest")
     given = parser.parse_args()
     wanted = given.only.split(",") if given.only else list(PARTS)
     if unknown := set(wanted) - set(PARTS):
@@ -57,6 +58,8 @@ def main() -> int:
     sizes = tuple(int(one) for one in given.batches.split(","))
     databases = tuple(given.databases.split(","))
     print(_machine())
+    if "ingest" in wanted:
+        kept.append(ingest.report(databases, 40 // scale, given.peers))
     if "lists" in wanted:
         rows = (given.jobs // scale, given.events // scale)
         kept.append(lists.report(databases, *rows, given.keep))

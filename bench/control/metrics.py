@@ -49,7 +49,8 @@ def report(databases: tuple[str, ...], num_jobs: int, num_commits: int) -> bool:
     return kept
 
 
-def _points(first: int, names: tuple[str, ...]) -> list[MetricPoint]:
+def report_points(first: int, names: tuple[str, ...]) -> list[MetricPoint]:
+    """One report: 200 steps from `first` on."""
     values = np.random.default_rng(first).standard_normal((_STEPS, len(names))).astype(np.float32)
     at = 1_795_000_000_000_000 + first * 50_000
     return [
@@ -66,7 +67,7 @@ def _points(first: int, names: tuple[str, ...]) -> list[MetricPoint]:
 def _stored(store: Store, name: str, num_commits: int) -> bool:
     """Commits of 100 reports, one for each of 100 jobs; then the roll-ups of all of them."""
     names = tuple(f"metric_{number}" for number in range(_METRICS))
-    reports = [_points(_STEPS * commit, names) for commit in range(num_commits)]
+    reports = [report_points(_STEPS * commit, names) for commit in range(num_commits)]
     values = _STEPS * _REPORTS * _METRICS
 
     def commit(points: list[MetricPoint], tx: Tx) -> None:
@@ -97,7 +98,7 @@ def _stored(store: Store, name: str, num_commits: int) -> bool:
 def _read(store: Store, name: str, num_jobs: int) -> bool:
     nums = list(range(1, num_jobs + 1))
     for first in range(0, 10_000, _STEPS):
-        points = _points(first, ("loss",))
+        points = report_points(first, ("loss",))
 
         def add(tx: Tx, points: list[MetricPoint] = points) -> None:
             for num in nums:

@@ -52,7 +52,8 @@ def opened(
     folder: Path, url: str, num_slots: int, *, stays: bool = False
 ) -> Iterator[tuple[Context, NoopExecutor]]:
     """A control plane in this process that does not run by itself, with an executor without processes."""
-    home, executor = prepare_home(folder / "home"), NoopExecutor(num_slots, stays=stays)
+    home = prepare_home(folder / "home")
+    executor = NoopExecutor(num_slots, home.root if stays else None)
     store = open_store(url or home.database_file)
     context = build_context(
         store=store,

@@ -3,12 +3,13 @@
 Every job runs through all states. Instead of processes, a thread reports for the supervisor of each job
 that it is ready, that its ranks have started and ended, and that it leaves, through the service that the
 route of real supervisors calls. Standard output gets the URL. WORK is `ends`, or `stays` for jobs that run
-on.
+on: their supervisors' tokens are then in a file of the home.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import queue
 import socket
 import sys
@@ -36,6 +37,8 @@ from phalanx.services.lifecycle.sync import SyncCall, supervisor_sync_many
 from phalanx.services.platform import Platform
 from phalanx.standalone.home import prepare_home, read_key, read_token
 
+TOKENS = "bench-tokens.json"
+"""Tokens of supervisors by job, in the home."""
 _SLOTS_OF_NODE = 64
 _AT_ONCE = 128
 
@@ -43,8 +46,9 @@ _AT_ONCE = 128
 class NoopExecutor:
     """Nodes of 64 slots on which each job ends as soon as it starts, or runs on."""
 
-    def __init__(self, num_slots: int, *, stays: bool = False) -> None:
-        self._num_reports = 2 if stays else 4
+    def __init__(self, num_slots: int, stay_in: Path | None) -> None:
+        self._stay_in = stay_in
+        self._tokens: dict[int, str] = {}
         self._nodes = tuple(
             Node(f"n{at}", "noop", "127.0.0.1", _SLOTS_OF_NODE, _SLOTS_OF_NODE, 64 << 30, True)
             for at in range(max(1, num_slots // _SLOTS_OF_NODE))
@@ -60,6 +64,9 @@ class NoopExecutor:
     def start(self, node: Node, assignment: Assignment) -> None:
         """See `Executor`."""
         self._alive.add(SupervisorRef.of(assignment))
+        if self._stay_in is not None:
+            self._tokens[SupervisorRef.of(assignment).job] = assignment.token
+            (self._stay_in / TOKENS).write_text(json.dumps(self._tokens))
         self._started.put(assignment)
 
     def stop(self, ref: SupervisorRef) -> None:
@@ -93,13 +100,14 @@ class NoopExecutor:
     def _report(self, started: Sequence[Assignment]) -> None:
         assert self.platform is not None
         now = round(time.time() * 1e6)
-        calls = [SyncCall(_said(one, now, self._num_reports), one.token) for one in started]
+        num_reports = 4 if self._stay_in is None else 2
+        calls = [SyncCall(_said(one, now, num_reports), one.token) for one in started]
         for one, answer in zip(
             started, supervisor_sync_many(self.platform, calls, now), strict=True
         ):
             if isinstance(answer, Exception):
                 raise answer
-            if self._num_reports == 4:
+            if self._stay_in is None:
                 self._alive.discard(SupervisorRef.of(one))
 
 
@@ -123,7 +131,7 @@ def _said(one: Assignment, now: int, num_reports: int) -> SyncRequest:
 
 def main() -> None:
     home = prepare_home(Path(sys.argv[1]))
-    executor = NoopExecutor(int(sys.argv[2]), stays=sys.argv[3] == "stays")
+    executor = NoopExecutor(int(sys.argv[2]), home.root if sys.argv[3] == "stays" else None)
     settings = read_settings()
     if len(sys.argv) > 4:
         settings = settings.model_copy(update={"database": DatabaseSettings(url=sys.argv[4])})

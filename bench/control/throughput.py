@@ -114,10 +114,10 @@ def _run(
         _load(client, size, 2.0)
         if postgres is not None:
             measured["PostgreSQL"] = postgres
-        before = {name: _cpu_s(pid) for name, pid in measured.items()}
+        before = {name: processor_s(pid) for name, pid in measured.items()}
         last = client.submit_batch([SubmitRequest(spec=SPEC)]).jobs[0].num
         num_jobs, wall_s, submit_ms = _load(client, size, duration_s)
-        cpu_s = {name: _cpu_s(pid) - before[name] for name, pid in measured.items()}
+        cpu_s = {name: processor_s(pid) - before[name] for name, pid in measured.items()}
     return Run(num_jobs, wall_s, cpu_s, submit_ms, _phases(home, url, last, num_jobs))
 
 
@@ -143,7 +143,7 @@ def served(
         plane.wait(30)
 
 
-def _cpu_s(pid: int) -> float:
+def processor_s(pid: int) -> float:
     """Processor seconds of a process, with those of its children, ended ones as well."""
     found = 0.0
     process = psutil.Process(pid)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from phalanx.errors import SpecInvalid
+from phalanx.server import strict_requests
 from phalanx.server.strict_requests import MAX_DEPTH, read_json
 
 pytestmark = pytest.mark.unit
@@ -58,3 +59,40 @@ def test_the_reports_of_a_supervisor_are_repaired() -> None:
     for number in (b"1" + b"0" * 30, b"1e400", b"NaN"):
         with pytest.raises(SpecInvalid):
             read_json(b'{"at": ' + number + b"}", True)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        b"0.0010654985904693604",
+        b"-1.5e-05",
+        b"9007199254740993",
+        b"1795000000000000",
+        b"0." + b"1" * 400,
+    ],
+)
+def test_a_report_with_usual_numbers_is_not_searched_value_by_value(
+    monkeypatch: pytest.MonkeyPatch, number: bytes
+) -> None:
+    monkeypatch.setattr(strict_requests, "_faults", lambda value: pytest.fail("searched"))
+    monkeypatch.setattr(strict_requests, "_repaired", lambda value: pytest.fail("searched"))
+    body = b'{"loss": [' + b",".join([number] * 3) + b'], "name": "e2e step"}'
+    assert read_json(body, True) == json.loads(body)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        b"9" * 19,
+        b"-" + b"9" * 19,
+        b"1E999",
+        b"1e+999",
+        b"0.1, " + b"9" * 20,
+        b"1." + b"1" * 30 + b", " + b"9" * 19,
+        b"9" * 400 + b".5",
+        b"1." + b"1" * 30 + b"e400",
+    ],
+)
+def test_a_number_that_is_too_large_is_found_beside_others(number: bytes) -> None:
+    with pytest.raises(SpecInvalid, match="larger"):
+        read_json(b"[0.12345678901234567890, " + number + b"]", True)

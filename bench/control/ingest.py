@@ -1,0 +1,111 @@
+"""Metric values a second through HTTP, from requests to durable rows, beside `log_batch` of MLflow.
+
+Supervisors of jobs that run report 200 steps of five metrics in one request, several of them at a time, to
+a control plane in a process of its own; the requests are written before the clock starts. With `--peers
+PYTHON`, a Python with MLflow, its server takes batches of 1,000 values, its limit, between the rounds.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from bench.control.metrics import report_points
+from bench.control.plane import TOKENS
+from bench.control.throughput import SPEC, database, processor_s, served
+
+from phalanx.schemas.api.jobs import SubmitRequest
+from phalanx.schemas.home import HomeLayout
+from phalanx.schemas.wire.supervision import MetricsReport
+
+HTTP_PER_S = 5e5
+_JOBS, _CLIENTS, _ROUNDS, _MLFLOW_S = 32, 8, 3, 10.0
+_FIRST_SEQ = 3  # two reports say that the job runs
+_NAMES = tuple(f"metric_{number}" for number in range(5))
+_VALUES = 200 * len(_NAMES)
+
+
+def report(databases: tuple[str, ...], reports: int, peers: str) -> bool:
+    """Measure and print; whether the best round reaches the bar on every database."""
+    kept = True
+    for name in databases:
+        with (
+            tempfile.TemporaryDirectory(prefix="phalanx-bench-") as folder,
+            database(name, Path(folder)) as (url, _),
+            served(HomeLayout(Path(folder) / "home"), _JOBS, "stays", url) as (client, plane),
+        ):
+            last = client.submit_batch([SubmitRequest(spec=SPEC)] * _JOBS).jobs[-1].num
+            while client.job(last).state != "running":
+                time.sleep(0.1)
+            tokens = json.loads((Path(folder) / "home" / TOKENS).read_text())
+            rates, used = [], []
+            for number in range(_ROUNDS):
+                before = processor_s(plane.pid)
+                rates.append(_round(client.url, tokens, number, reports))
+                used.append(processor_s(plane.pid) - before)
+                if peers:
+                    _mlflow(peers)
+            found = client.metrics(last, names=_NAMES[:1], max_points=4)
+            assert found.series[0].count == _ROUNDS * reports * 200, "values are missing"
+        each = statistics.median(used) / (_VALUES * _JOBS * reports)
+        print(
+            f"{name}: {max(rates) / 1e3:.0f} k values/s through HTTP in the best round, "
+            f"{statistics.median(rates) / 1e3:.0f} in the median one; "
+            f"{1 / each / 1e3:.0f} for each second of the control plane's processor"
+        )
+        kept &= max(rates) >= HTTP_PER_S
+    return kept
+
+
+def _round(url: str, tokens: dict[str, str], number: int, reports: int) -> float:
+    """Values a second of one round: `reports` requests of each job, in order."""
+    texts = []
+    for place in range(reports):
+        seq = _FIRST_SEQ + number * reports + place
+        points = report_points((seq - _FIRST_SEQ) * 200, _NAMES)
+        texts.append(MetricsReport(seq=seq, generation=0, points=points).model_dump_json())
+    bodies = {
+        job: [
+            f'{{"job":{job},"attempt":1,"node_rank":0,"sent_at":{time.time_ns() // 1000},'
+            f'"reports":[{text}]}}'.encode()
+            for text in texts
+        ]
+        for job in tokens
+    }
+    jobs = list(tokens)
+
+    def send(first: int) -> None:
+        place = urlsplit(url)
+        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+        for at in range(reports):
+            for job in jobs[first::_CLIENTS]:
+                head = {
+                    "Authorization": f"Bearer {tokens[job]}",
+                    "Content-Type": "application/json",
+                }
+                connection.request("POST", "/api/v1/supervisors/sync", bodies[job][at], head)
+                answer = connection.getresponse()
+                said = answer.read()
+                if answer.status != 200:
+                    raise SystemExit(f"{answer.status}: {said[:500]!r}")
+        connection.close()
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(_CLIENTS) as threads:
+        list(threads.map(send, range(_CLIENTS)))
+    return reports * len(jobs) * _VALUES / (time.perf_counter() - began)
+
+
+def _mlflow(python: str) -> None:
+    script = Path(__file__).with_name("mlflow_batches.py")
+    words: Sequence[str] = [python, str(script), str(_MLFLOW_S), str(_CLIENTS)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    print(f"  MLflow: {done.stdout.strip()}")
