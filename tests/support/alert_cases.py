@@ -242,6 +242,8 @@ def _resources() -> Iterator[AlertCase]:
     yield from gauge(
         "PhalanxPoolFragmented", f"phalanx_pool_largest_free_slots{pool}", 3, 4, 8, free
     )
+    yield from gauge("PhalanxProbesFail", f"phalanx_probe_success{pool}", 0, 1, 1)
+    yield from gauge("PhalanxProbesLate", f"phalanx_probe_open_seconds{pool}", 601, 600, 0, free)
     yield from gauge(
         "PhalanxNodesNotProvided", f"phalanx_scaling_gangs_without_nodes{pool}", 1, 0, 0
     )

@@ -35,6 +35,7 @@ from phalanx.cli.verbs.enter.port_forward import port_forward
 from phalanx.cli.verbs.monitoring.alerts import alerts_app
 from phalanx.cli.verbs.monitoring.dashboards import dashboards_app
 from phalanx.cli.verbs.monitoring.job_bundle import bundle
+from phalanx.cli.verbs.monitoring.probes import probes
 from phalanx.cli.verbs.monitoring.slo import slo_app
 from phalanx.cli.verbs.monitoring.traces import trace
 from phalanx.cli.verbs.nodes import nodes_app
@@ -158,6 +159,7 @@ for _program, _panel in (
     (programs.operator, _PLATFORM),
 ):
     app.command(rich_help_panel=_panel, context_settings=programs.PASS_ARGUMENTS)(_program)
+app.command("probes", rich_help_panel=_PLATFORM)(probes)
 app.add_typer(cost_app, rich_help_panel=_LOOK)
 app.add_typer(sweep_app, rich_help_panel=_TRAIN)
 app.add_typer(recipe_app, rich_help_panel=_TRAIN)

@@ -20,6 +20,7 @@ from phalanx.schemas.api.credentials import (
     TokenCreated,
     TokenView,
 )
+from phalanx.schemas.api.health.alerts import ProbeView
 from phalanx.schemas.api.health.objectives import ObjectivesView
 from phalanx.schemas.api.pools import (
     ApplyPoolsRequest,
@@ -265,6 +266,10 @@ class PhalanxClient(JobCalls):
     def log_senders(self) -> list[LogSenderView]:
         """The senders of output to other log stores, and how far each is. Needs the scope admin."""
         return self._get(f"{V1}/logs/senders", list[LogSenderView])
+
+    def probes(self) -> list[ProbeView]:
+        """The newest probe job of each pool."""
+        return self._get(f"{V1}/probes", list[ProbeView])
 
     def quotas(self, *, project: str | None = None, user: str | None = None) -> QuotaList:
         """Quotas of projects, slot types and users with what counts against them, and their alerts."""

@@ -40,6 +40,7 @@ from phalanx.server.settings_groups.forms import SettingsGroup, file_or_value, r
 from phalanx.server.settings_groups.log_senders import LogSenderSettings
 from phalanx.server.settings_groups.notify import NotifySettings
 from phalanx.server.settings_groups.objectives import SloSettings
+from phalanx.server.settings_groups.probes import ProbeSettings
 from phalanx.services.login.provider import LoginConfig, is_protected
 from phalanx.services.objects.code_archives import CodeArchives
 from phalanx.services.objects.log_files import LogFiles
@@ -544,6 +545,7 @@ class Settings(BaseSettings):
     metrics: MetricsSettings = MetricsSettings()
     notify: NotifySettings = NotifySettings()
     log_senders: LogSenderSettings = LogSenderSettings()
+    probes: ProbeSettings = ProbeSettings()
     idle_exit_s: float | None = Field(
         default=None, description="Exit after this long without a client and without a live job."
     )

@@ -308,6 +308,12 @@ def in_states(tx: Tx, states: Iterable[JobState]) -> list[StoredJob]:
     return [_stored(row) for row in tx.conn.execute(query).mappings()]
 
 
+def newest_of_project(tx: Tx, project: str, limit: int) -> list[StoredJob]:
+    """The newest jobs of a project, the newest first."""
+    query = select(jobs).where(jobs.c.project == project).order_by(jobs.c.num.desc()).limit(limit)
+    return [_stored(row) for row in tx.conn.execute(query).mappings()]
+
+
 def waking(tx: Tx, now: int, limit: int = 500) -> list[int]:
     """Numbers of jobs with a timer due by `now`, the earliest first."""
     query = select(jobs.c.num).where(jobs.c.wake_at <= now).order_by(jobs.c.wake_at).limit(limit)

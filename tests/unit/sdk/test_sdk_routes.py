@@ -122,6 +122,7 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "alerts.resend": lambda c: c.alerts.resend(3),
     "alerts.enable": lambda c: c.alerts.enable("ops"),
     "alerts.test": lambda c: c.alerts.test("ops"),
+    "probes": lambda c: c.probes(),
     "objectives": lambda c: c.objectives(days=7, project="default"),
     "quotas": lambda c: c.quotas(project="default", user="ada"),
     "log_senders": lambda c: c.log_senders(),

@@ -502,6 +502,29 @@ RESOURCES = (
         hold_s=6 * HOUR_S,
     ),
     Alert(
+        "PhalanxProbesFail",
+        Severity.PAGE,
+        Compare(_now("phalanx_probe_success", ("pool",), how="max"), "==", 0),
+        "Probe jobs of the pool {pool} have failed for half an hour",
+        "The platform's own small jobs fail there, on free slots: jobs of users do as well.",
+        mode=FailureMode.START,
+        hold_s=30 * MINUTE_S,
+    ),
+    Alert(
+        "PhalanxProbesLate",
+        Severity.TICKET,
+        AllOf(
+            (
+                Compare(_now("phalanx_probe_open_seconds", ("pool",), how="max"), ">", 600),
+                Compare(_now("phalanx_pool_slots_free", ("pool",), how="max"), ">", 0),
+            )
+        ),
+        "A probe job of the pool {pool} has not ended for {value:seconds}, and slots are free",
+        "A job of one slot and some seconds does not start, or does not end, and nothing is in its way.",
+        mode=FailureMode.CONTENTION,
+        hold_s=5 * MINUTE_S,
+    ),
+    Alert(
         "PhalanxPoolFragmented",
         Severity.TICKET,
         AllOf(

@@ -36,6 +36,7 @@ _REMOVED = (
     Label("cause", tuple(sorted(one.value for one in RemovalCause))),
 )
 _SCALES = "a pool is grown by its cluster"
+_PROBED = "a pool has been probed"
 _COSTS = "cost ledger, as waits and attempts end"
 
 
@@ -78,6 +79,30 @@ POOLS = (
     gauge("phalanx_pool_unhealthy_devices", "Devices of a pool that are not offered", _POOL),
     gauge("phalanx_pool_memory_bytes", "Memory of the nodes of a pool", _POOL, unit="bytes"),
     gauge("phalanx_pools_not_shown", "Pools without series"),
+)
+
+PROBES = (
+    gauge(
+        "phalanx_probe_success",
+        "Whether the newest probe of a pool that has ended succeeded: 1 or 0",
+        _POOL,
+        condition=_PROBED,
+    ),
+    gauge(
+        "phalanx_probe_open_seconds",
+        "Time since the submission of a probe that has not ended; 0: the newest one has",
+        _POOL,
+        unit="seconds",
+        condition=_PROBED,
+    ),
+    gauge(
+        "phalanx_probe_seconds",
+        "Time from the submission of the newest ended probe until its start, its step and its end",
+        _POOL,
+        Label("until", ("end", "first_step", "start")),
+        unit="seconds",
+        condition=_PROBED,
+    ),
 )
 
 SCALING = (
@@ -246,6 +271,7 @@ CONTROL_PLANE = (
 
 PLATFORM: tuple[tuple[str, tuple[Family, ...]], ...] = (
     ("Pools", POOLS),
+    ("Probes", PROBES),
     ("Pools that scale", SCALING),
     ("Quotas", QUOTAS),
     ("Cost", COST),

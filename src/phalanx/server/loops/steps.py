@@ -26,6 +26,7 @@ from phalanx.services.planning.draining import draining_step
 from phalanx.services.planning.scaling import scaling_step
 from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.services.platform import Platform
+from phalanx.services.probes.pool_probes import probes_step
 from phalanx.services.quotas.usage import quotas_step
 from phalanx.services.resources.scaling import SCALING
 from phalanx.services.retention.expired_data import RetentionProgress, retention_step
@@ -60,6 +61,7 @@ CLOCK_TICK_S = 5.0
 _BUDGETS_TICK_S = 30.0
 # Beside the due times: a clock that is set forward is noticed after this time.
 _SCHEDULES_TICK_S = 30.0
+_PROBES_TICK_S = 15.0
 
 
 @dataclass(slots=True)
@@ -221,6 +223,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         ServiceLoop("draining", drain, (), ticks.draining_tick_s),
         ServiceLoop("scaling", scale, (SCALING,), ticks.scaling_tick_s),
         _anomaly_loop(context, platform),
+        _probes_loop(context, platform),
         _metrics_loop(platform, ticks),
         _logs_loop(platform, ticks),
         *_retention_loops(context, platform),
@@ -239,6 +242,17 @@ def _anomaly_loop(context: Context, platform: Platform) -> ServiceLoop:
         return None
 
     return ServiceLoop("cost anomalies", judge, (), settings.anomaly_tick_s, needed=False)
+
+
+def _probes_loop(context: Context, platform: Platform) -> ServiceLoop:
+    """Probe jobs of the pools."""
+    config = context.settings.probes.resolved()
+
+    def probe(now: int) -> int | None:
+        probes_step(platform, config, now)
+        return None
+
+    return ServiceLoop("probes", probe, (), _PROBES_TICK_S, needed=False)
 
 
 def _metrics_loop(platform: Platform, ticks: LoopSettings) -> ServiceLoop:

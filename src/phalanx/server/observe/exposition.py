@@ -142,6 +142,7 @@ class Exposition:
         sheet.put_totals(families.with_classes(stored.totals, self._platform.classes))
         pools, nodes = inventory.list_pools(self._platform), inventory.list_nodes(self._platform)
         families.put_pools(sheet, pools, nodes)
+        families.put_probes(sheet, self._platform, now)
         families.put_scaling(sheet, scaling_states(self._platform))
         types = slot_types(self._platform)
         uses = self._platform.store.view(lambda tx: uses_now(self._platform, tx, types))

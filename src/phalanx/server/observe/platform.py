@@ -18,6 +18,8 @@ from phalanx.core.scaling.model import PoolScaling, ScalingPolicy
 from phalanx.schemas.api.pools import NodeView, PoolView
 from phalanx.server.observe.sheet import Sheet
 from phalanx.services.logs.sending import lag_s
+from phalanx.services.platform import Platform
+from phalanx.services.probes.pool_probes import first_step_at, newest_probes
 from phalanx.services.queries.feed import Present
 from phalanx.store.engines.totals import TotalKey
 from phalanx.store.logs.senders import StoredSender
@@ -92,6 +94,24 @@ def put_scaling(sheet: Sheet, found: Mapping[str, tuple[ScalingPolicy, PoolScali
         decided = dict.fromkeys(limits.DECISIONS, 0) | dict(state.counts)
         for kind, count in sorted(decided.items()):
             sheet.put("phalanx_scaling_decisions", count, name, kind)
+
+
+def put_probes(sheet: Sheet, platform: Platform, now: int) -> None:
+    """Add the probes of the pools, those with the first names where there are many."""
+    for pool, (newest, ended) in sorted(newest_probes(platform).items())[: limits.MAX_POOLS]:
+        open_s = max(0, now - newest.submitted_at) * _US if newest.ended_at is None else 0.0
+        sheet.put("phalanx_probe_open_seconds", open_s, pool)
+        if ended is None:
+            continue
+        sheet.put("phalanx_probe_success", float(bool(ended.ok)), pool)
+        until = {
+            "start": ended.started_at,
+            "first_step": first_step_at(platform, ended),
+            "end": ended.ended_at,
+        }
+        for name, at in until.items():
+            if (seconds := ended.seconds_until(at)) is not None:
+                sheet.put("phalanx_probe_seconds", seconds, pool, name)
 
 
 def put_quotas(sheet: Sheet, uses: Sequence[QuotaUse]) -> None:

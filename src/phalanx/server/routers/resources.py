@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from phalanx.core.tenancy.roles import Permission
+from phalanx.schemas.api.health.alerts import ProbeView
 from phalanx.schemas.api.pools import (
     ApplyPoolsRequest,
     ApplyProjectsRequest,
@@ -28,6 +29,7 @@ from phalanx.server.access import Of, needs
 from phalanx.server.context import By, Here
 from phalanx.server.strict_requests import ObjectName, SearchText, StrictRoute
 from phalanx.services.planning import policy
+from phalanx.services.probes.pool_probes import list_probes
 from phalanx.services.quotas.usage import list_quotas
 from phalanx.services.resources import inventory, pools, projects
 from phalanx.services.resources.scaling import reset_scaling, scale_pool, show_scaling
@@ -155,6 +157,12 @@ def delete_project(here: Here, by: By, name: ObjectName) -> Response:
 def get_stores(here: Here) -> list[StoreView]:
     """Stores of data outside the nodes, with the residency of each, from a project file."""
     return list_stores(here.platform)
+
+
+@router.get("/probes", openapi_extra=needs(Permission.METRICS_READ, Of.WHOLE))
+def get_probes(here: Here) -> list[ProbeView]:
+    """The newest probe job of each pool; a pool without a free slot is not probed."""
+    return list_probes(here.platform, here.settings.probes.resolved())
 
 
 @router.get("/quotas", openapi_extra=needs(Permission.PROJECT_READ, Of.ANY))

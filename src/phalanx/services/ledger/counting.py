@@ -13,6 +13,7 @@ from phalanx.core.gang.failures import PREFLIGHT_FAILED
 from phalanx.core.jobs.faults import fault_of
 from phalanx.core.jobs.model import TERMINAL, Job, JobState, StopGoal
 from phalanx.core.metrics.catalogue import family
+from phalanx.core.probes import PROBE_PROJECT
 from phalanx.core.reasons import Cause, ReasonCode
 from phalanx.core.slo.objectives import class_name
 from phalanx.store.database import Tx
@@ -51,7 +52,7 @@ def count_changes(
         restarts = one.reason["restarts"]
         if after != state:
             _count_state(totals, state, after, before, job, now)
-            if after in _ENDED:
+            if after in _ENDED and stored.facts.project != PROBE_PROJECT:
                 fault = fault_of(job).value
                 totals.add("phalanx_jobs_ended", fault)
                 totals.add("phalanx_class_jobs_ended", class_name(stored.facts.spec), fault)

@@ -18,6 +18,7 @@ from phalanx.core.cost.ledger import (
 )
 from phalanx.core.cost.price_table import Held, PriceTable
 from phalanx.core.jobs.model import Attempt, Job, JobState, StopGoal
+from phalanx.core.probes import PROBE_PROJECT
 from phalanx.core.reasons import ReasonCode
 from phalanx.core.slo.objectives import class_name
 from phalanx.store.cost import prices, rows
@@ -49,7 +50,9 @@ def settle(tx: Tx, changed: Sequence[tuple[StoredJob, Job]], now: int) -> None:
 
 
 def _count_slot_time(tx: Tx, stored: StoredJob, ended: Sequence[CostRow]) -> None:
-    """Add what an attempt held to the totals of the class of its job."""
+    """Add what an attempt held to the totals of the class of its job; probes are of no class."""
+    if stored.facts.project == PROBE_PROJECT:
+        return
     productive = sum(
         amount
         for one in ended

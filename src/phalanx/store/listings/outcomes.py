@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 
 from phalanx.core.jobs.model import TERMINAL
+from phalanx.core.probes import PROBE_PROJECT
 from phalanx.store.database import Tx
 from phalanx.store.schema.listings import job_listing
 from phalanx.store.tables import cost_job_sums, generations, jobs
@@ -29,6 +30,7 @@ _ENDED = (
     .join(jobs, jobs.c.num == _HERE.num)
     .outerjoin(cost_job_sums, cost_job_sums.c.job == _HERE.num)
     .where(_HERE.state.in_([one.value for one in TERMINAL]))
+    .where(_HERE.project != PROBE_PROJECT)
     .order_by(_HERE.ended_at.desc())
     .limit(MOST_JOBS)
 )
@@ -63,7 +65,7 @@ class RecoveredFailure:
 
 
 def ended_jobs(tx: Tx, since: int, projects: Sequence[str] | None) -> list[EndedJob]:
-    """The jobs that have ended since then, newest first; of these projects, or of all."""
+    """The jobs that have ended since then, newest first, without probes; of these projects, or of all."""
     query = _ENDED.where(_HERE.ended_at > since)
     if projects is not None:
         query = query.where(_HERE.project.in_(projects))

@@ -1,4 +1,4 @@
-"""Bodies about alerts of the built-in notifier, silences, receivers and their messages."""
+"""Bodies about alerts of the built-in notifier, silences, receivers and their messages, and probes."""
 
 from __future__ import annotations
 
@@ -83,3 +83,24 @@ class DeliveryView(ResponseBody):
     due_at: At | None = None  # of the next try
     done_at: At | None = None
     error: str = ""
+
+
+class ProbeView(ResponseBody):
+    """The newest probe of one pool.
+
+    `ok` is that of the newest probe that has ended; None while none has. Seconds count from the submission.
+    """
+
+    pool: str = Field(description="Name of the pool.")
+    probed: bool = Field(description="Whether the settings let it be probed.")
+    ok: bool | None = Field(
+        default=None, description="Whether the newest probe that has ended succeeded."
+    )
+    job: str | None = Field(default=None, description="The newest probe, such as j-12.")
+    state: str | None = Field(default=None, description="State of the newest probe.")
+    submitted_at: At | None = Field(default=None, description="When it was submitted.")
+    ended_at: At | None = Field(default=None, description="When it ended.")
+    start_s: float | None = Field(default=None, description="Time until its rank ran.")
+    first_step_s: float | None = Field(default=None, description="Time until its step.")
+    end_s: float | None = Field(default=None, description="Time until its end.")
+    message: str = Field(default="", description="Why it has failed, or waits.")
