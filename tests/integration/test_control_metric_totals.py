@@ -223,12 +223,15 @@ def test_a_scrape_and_the_catalogue_are_equal(rig: Rig) -> None:
     assert len(families_of(text)) >= 90
 
 
-#: Families of parts that this day does not have: pools that scale, quotas, anomalies, loops.
+#: Families of what this day does not have: pools that scale, quotas, anomalies, senders, probes.
 CONDITIONAL = (
     "phalanx_scaling_",
     "phalanx_quota_",
     "phalanx_cost_anomaly_extra_",
     "phalanx_loop_idle_seconds",
+    "phalanx_log_quota_bytes",
+    "phalanx_log_sender_",
+    "phalanx_probe_",
 )
 
 

@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phalanx.core.contract.secrecy import redacted
 from phalanx.errors import PlatformError, ServerError, UserError
+from phalanx.kit.log_lines import LogFormat, log_to
 from phalanx.kit.terminal import guard_terminal
 
 if TYPE_CHECKING:
@@ -69,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
         "--metrics-port", type=int, default=0, help="port of the metrics; default: none"
     )
     parser.add_argument("--metrics-host", default="127.0.0.1", help="address of the metrics")
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="log lines: text, or one JSON object each",
+    )
     return parser
 
 
@@ -79,8 +87,8 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None
         options = _parser().parse_args(argv)
     except SystemExit as ended:
         return 1 if ended.code else 0  # argparse has printed what is wrong
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    about = {"service": "operator"}
+    log_to(logging.StreamHandler(), LogFormat(options.log_format), redacted, common=about)
     try:
         return _run(options, os.environ if env is None else env)  # noqa: TID251 - an entry point
     except PlatformError as error:

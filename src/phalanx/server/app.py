@@ -159,6 +159,7 @@ def build_context(  # noqa: PLR0913
             code_archives=settings.storage.code_archives(),
             log_store=settings.storage.log_files(home),
             contact_lost_after_s=settings.contact_lost_after_s,
+            log_format=settings.log.format,
             log_limit=settings.retention.log_bytes_per_job,
             retention=RetentionRules(
                 settings.retention.periods,

@@ -30,7 +30,8 @@ from phalanx.errors import (
     Unauthenticated,
     UserError,
 )
-from phalanx.kit.text import replace_unencodable
+from phalanx.kit.log_lines import log_fields
+from phalanx.kit.text import random_hex, replace_unencodable
 from phalanx.kit.units import format_size
 from phalanx.schemas.api.body import ErrorView, ProblemView
 from phalanx.server.access import AccessTable, Matched, Of, bearer_token
@@ -52,6 +53,8 @@ _CODE = "/api/v1/code/"
 # Supervisors send what ranks print in parts of about a megabyte, and the stacks of all ranks at once.
 _SYNC_BYTES = 64 << 20
 _SIZE = re.compile("[0-9]{1,18}")
+_REQUEST_ID = re.compile("[A-Za-z0-9._-]{1,64}")
+_TRACEPARENT = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _NUM = re.compile("[1-9][0-9]{0,17}")
 # What a caller needs to know that something exists.
 _SEEING = {
@@ -93,6 +96,11 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        about = log_context(headers)
+        with log_fields(**about):
+            await self._serve(scope, headers, receive, _with_id(send, about["request_id"]))
+
+    async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         try:
             caller = await self._check(scope, headers)
             if scope["path"] == _SYNC:
@@ -111,7 +119,8 @@ class Gate:
             connection.recognize("" if caller is None else caller.token)
         RECEIVE.set(receive)
         REQUEST_BASE.set(_base_of(scope, headers, context=self._context))
-        with self._counted(caller, key), self._trail.changes(scope):
+        actor = None if caller is None else caller.actor
+        with self._counted(caller, key), self._trail.changes(scope), log_fields(actor=actor):
             await self._app(scope, self._bounded(scope["path"], receive), send)
 
     def _load_key(
@@ -283,6 +292,25 @@ class Gate:
 
     def _is_admin(self, shown: str) -> bool:
         return hmac.compare_digest(shown.encode(), self._context.admin.token.encode())
+
+
+def log_context(headers: Headers) -> dict[str, str]:
+    """Fields of the log lines of a request: its id, which the client may give, and its trace."""
+    given = headers.get("x-request-id", "")
+    about = {"request_id": given if _REQUEST_ID.fullmatch(given) else random_hex(16)}
+    span = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    return about if span is None else about | {"trace_id": span[1], "span_id": span[2]}
+
+
+def _with_id(send: Send, request_id: str) -> Send:
+    """`send` that tells the client the id of its request, by which its log lines are found."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+        await send(message)
+
+    return sending
 
 
 def not_there(of: Of, value: str) -> NotFound:

@@ -41,6 +41,7 @@ from phalanx.server.settings_groups.log_senders import LogSenderSettings
 from phalanx.server.settings_groups.notify import NotifySettings
 from phalanx.server.settings_groups.objectives import SloSettings
 from phalanx.server.settings_groups.probes import ProbeSettings
+from phalanx.server.settings_groups.traces import TraceSettings
 from phalanx.services.login.provider import LoginConfig, is_protected
 from phalanx.services.objects.code_archives import CodeArchives
 from phalanx.services.objects.log_files import LogFiles
@@ -521,6 +522,17 @@ class LoginSettings(SettingsGroup):
             raise SpecInvalid([Problem(name, f"{path} cannot be read: {said}")]) from None
 
 
+class LogSettings(SettingsGroup):
+    """Log lines of the control plane and its supervisors."""
+
+    format: Literal["text", "json"] = Field(
+        default="text", description="`text`, or `json`: one JSON object a line."
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="warning", description="The lowest level that the control plane writes."
+    )
+
+
 class Settings(BaseSettings):
     """All settings of a control plane."""
 
@@ -546,6 +558,8 @@ class Settings(BaseSettings):
     notify: NotifySettings = NotifySettings()
     log_senders: LogSenderSettings = LogSenderSettings()
     probes: ProbeSettings = ProbeSettings()
+    traces: TraceSettings = TraceSettings()
+    log: LogSettings = LogSettings()
     idle_exit_s: float | None = Field(
         default=None, description="Exit after this long without a client and without a live job."
     )
@@ -588,6 +602,8 @@ def hide_secret_settings() -> None:
         ("notify", "receivers"),
         ("notify", "smtp_password"),
         ("log_senders", "senders"),
+        ("traces", "endpoint"),
+        ("traces", "headers"),
     )
     for name in map(_variable, hidden):
         given = os.environ.get(name)  # noqa: TID251

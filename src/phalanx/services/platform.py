@@ -110,6 +110,7 @@ class Platform:
     code_archives: CodeArchives | None = None  # code in an object store; None: in the home alone
     log_store: LogFiles | None = None  # files of packed output; None: in the home
     contact_lost_after_s: float = 480.0  # silence before a supervisor is lost
+    log_format: str = "text"  # of the log lines of supervisors: text or json
     log_limit: int | None = None  # bytes of output stored of one job; None: any number
     retention: RetentionRules = field(default_factory=RetentionRules)  # periods by default
     #: classes of jobs by name, with their objectives

@@ -28,6 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--idle-exit-s", type=float, default=None, help="default: stay for ever")
     parser.add_argument("--grpc-port", type=int, help="default: the settings', else no gRPC API")
+    parser.add_argument("--log-format", choices=("text", "json"), help="default: the settings'")
     parser.add_argument("--host", default="127.0.0.1", help="interface; default: loopback")
     parser.add_argument("--advertise", default=None, help="URL for other machines")
     parser.add_argument("--tls", choices=("generate",), help="make certificates in the home")

@@ -17,10 +17,12 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from phalanx import __version__
+from phalanx.core.contract.secrecy import redacted
 from phalanx.errors import ServerError, UserError
 from phalanx.executors import local
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.kit.clock import Clock, SystemClock
+from phalanx.kit.log_lines import LogFormat, log_to
 from phalanx.kit.repeats import RepeatFilter
 from phalanx.launch.accelerators import discover
 from phalanx.launch.files import folder_identity, write_file
@@ -31,6 +33,7 @@ from phalanx.server.app import serve
 from phalanx.server.connections import raise_file_limit
 from phalanx.server.settings import (
     DatabaseSettings,
+    LogSettings,
     Settings,
     TlsSettings,
     hide_secret_settings,
@@ -82,6 +85,7 @@ class ControlPlaneOptions:
     tls_key: Path | None = None  # its key; None: as in the settings
     tls_ca: Path | None = None  # authority that supervisors accept; None: as in the settings
     grpc_port: int | None = None  # of the gRPC API; None: as in the settings
+    log_format: str | None = None  # text or json; None: as in the settings
     plain_http: bool = False  # no TLS although other machines reach the port
 
 
@@ -143,13 +147,12 @@ def _own_socket(home: HomeLayout) -> Path:
     return place
 
 
-def _limit_log() -> None:
-    """Write warnings to stderr, with a limit on lines that repeat."""
+def _log(settings: LogSettings) -> None:
+    """Write log lines to stderr, with a limit on lines that repeat."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handler.setLevel(logging.WARNING)
     handler.addFilter(RepeatFilter())
-    logging.getLogger().addHandler(handler)
+    level = logging.getLevelName(settings.level.upper())
+    log_to(handler, LogFormat(settings.format), redacted, level, {"service": "control-plane"})
 
 
 class ServerFileWriter:
@@ -275,6 +278,8 @@ def _settings(setup: ControlPlaneOptions) -> Settings:
         changes["database"] = DatabaseSettings(url=setup.database_url)
     if setup.grpc_port is not None:
         changes["grpc"] = settings.grpc.model_copy(update={"port": setup.grpc_port})
+    if setup.log_format is not None:
+        changes["log"] = settings.log.model_copy(update={"format": setup.log_format})
     changes["tls"] = _tls_settings(settings.tls, setup)
     hide_secret_settings()
     return settings.model_copy(update=changes)
@@ -382,7 +387,7 @@ def run(setup: ControlPlaneOptions) -> int:
         remember_database(home, settings.database.resolved())
         executor = _executor(home, setup, clock, files)
         raise_file_limit()
-        _limit_log()
+        _log(settings.log)
         place = _own_socket(home) if shared else home.socket_file
         local_sock = bind_local(place)
         ca = "" if certificate is None else certificate.authority

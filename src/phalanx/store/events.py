@@ -19,7 +19,7 @@ from phalanx.core.jobs.events import EVENT_TYPES, JobEvent
 from phalanx.errors import StoreCorrupt
 from phalanx.store.database import Tx, columns_of, read, take_numbers
 from phalanx.store.engines.many_rows import run_many
-from phalanx.store.tables import events, jobs
+from phalanx.store.tables import counters, events, jobs
 
 EVENT_VERSION = 1
 NOTES = frozenset(
@@ -180,6 +180,19 @@ def jobs_behind(tx: Tx, after: int) -> list[int]:
 def last_feed(tx: Tx) -> int:
     """The number of the newest event of any job."""
     return int(tx.conn.execute(_LAST_FEED).scalar() or 0)
+
+
+def place_of(tx: Tx, reader: str) -> int | None:
+    """The number in the feed that a reader has come to; None: it has not begun."""
+    found = tx.conn.execute(select(counters.c.value).where(counters.c.name == reader)).scalar()
+    return None if found is None else int(found)
+
+
+def save_place(tx: Tx, reader: str, feed: int) -> None:
+    """Set the same."""
+    here = counters.update().where(counters.c.name == reader)
+    if tx.conn.execute(here.values(value=feed)).rowcount == 0:
+        tx.conn.execute(counters.insert(), {"name": reader, "value": feed})
 
 
 def machine_log(tx: Tx, num: int) -> list[tuple[JobEvent, int]]:

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from phalanx.supervise.boot import BootContext, boot, fork_supervisors, stand_by
+
+if TYPE_CHECKING:
+    from phalanx.schemas.wire.assignments import Assignment
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,12 +46,31 @@ def main(argv: Sequence[str]) -> int:
     _supervise(context)
 
 
+def _log(assignment: Assignment) -> None:
+    """Write log lines to stderr, without the values of the job's secrets."""
+    from phalanx.core.contract.secrecy import OutputMask, redacted
+    from phalanx.kit.log_lines import LogFormat, log_to
+
+    mask = OutputMask(assignment.secret_values)
+
+    def redact(text: str) -> str:
+        return redacted(mask.hide(text.encode(errors="replace")).decode(errors="replace"))
+
+    form = LogFormat.JSON if assignment.log_format == LogFormat.JSON else LogFormat.TEXT
+    gang = assignment.gang
+    span = gang.trace.attempt(gang.attempt)
+    about = {
+        **{"service": "supervisor", "job": gang.job.num, "attempt": gang.attempt},
+        **{"node": assignment.node_rank, "trace_id": span.trace, "span_id": span.span},
+    }
+    log_to(logging.StreamHandler(), form, redact, common=about)
+
+
 def _load_program() -> None:
     import phalanx.supervise.program  # noqa: F401
 
 
 def _supervise(context: BootContext) -> NoReturn:
-    import logging
     import random
 
     from phalanx.kit.clock import SteadyClock, SystemClock
@@ -56,7 +79,6 @@ def _supervise(context: BootContext) -> NoReturn:
     from phalanx.supervise.processes import ProcessTree
     from phalanx.supervise.program import Supervisor
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     # The control plane learns how far this clock is off; a jump would falsify what was on the way.
     clock = SteadyClock(SystemClock(), approach=0.0)
     loop = EventLoop(clock)
@@ -69,6 +91,7 @@ def _supervise(context: BootContext) -> NoReturn:
         guard=context.guard,
     )
     assignment = Assignment.model_validate(context.data).in_trace()
+    _log(assignment)
     supervisor = Supervisor(
         assignment, context.command, processes, context.environment, clock, random.Random()
     )

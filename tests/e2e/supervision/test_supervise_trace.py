@@ -1,5 +1,7 @@
 """Ranks find the span of their generation, also after a recovery; the setup command that of the attempt."""
 
+import json
+
 import pytest
 
 from e2e.supervision.node import Node
@@ -32,3 +34,16 @@ def test_a_recovered_generation_has_a_trace_of_its_own(tmp_path, warm):
         assert trace.generation(2, 0).traceparent() in headers
         assert trace.generation(2, 1).traceparent() in headers
         assert trace.generation(2, 0).traceparent(sampled=False) in headers
+
+
+def test_every_line_of_a_supervisor_is_json(tmp_path):
+    with Node(tmp_path, SCRIPT, log_format="json") as node:
+        trace = node.assignment.gang.trace
+        log = tmp_path / "n0" / "supervisor.log"
+        node.plane.away()
+        node.plane.wait_for(log.read_text)
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for one in lines:
+        assert one["service"] == "supervisor" and one["event"] and one["msg"]
+        assert (one["job"], one["attempt"], one["node"]) == (7, 2, 0)
+        assert one["trace_id"] == trace.root.trace

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -32,6 +32,13 @@ GrpcPortOption = Annotated[
         min=1,
         max=65535,
         help="TCP port of the gRPC API, at the same address; default: there is none.",
+    ),
+]
+LogFormatOption = Annotated[
+    Literal["text", "json"] | None,
+    typer.Option(
+        "--log-format",
+        help="Log lines of the control plane and its supervisors: text, or one JSON object each.",
     ),
 ]
 SlotsOption = Annotated[
@@ -120,6 +127,7 @@ def up(  # noqa: PLR0913 (one parameter for each flag)
     tls_ca: TlsCaOption = None,
     plain_http: PlainOption = False,
     grpc_port: GrpcPortOption = None,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Start the control plane in the foreground: API, scheduler, pages. Ctrl-C ends it; jobs continue.
 
@@ -138,6 +146,8 @@ def up(  # noqa: PLR0913 (one parameter for each flag)
     words += ["--port", str(port), "--keep-warm", str(keep_warm)]
     if grpc_port is not None:
         words += ["--grpc-port", str(grpc_port)]
+    if log_format is not None:
+        words += ["--log-format", log_format]
     if slots is not None:
         words += ["--slots", str(slots)]
     for file in pool or ():

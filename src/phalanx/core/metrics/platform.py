@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.core.cost.anomaly_life import LIVE
 from phalanx.core.cost.ledger import Account
-from phalanx.core.metrics.family import Family, Label, MetricOrigin, gauge
+from phalanx.core.metrics.family import Family, Label, MetricOrigin, counter, gauge
 from phalanx.core.retention.holds import RemovalCause
 from phalanx.core.retention.policy import DataKind
 from phalanx.core.scaling.model import DecisionKind
@@ -259,6 +259,12 @@ CONTROL_PLANE = (
         "phalanx_commands_oldest_seconds",
         "Age of the oldest command that is not done",
         unit="seconds",
+    ),
+    counter(
+        "phalanx_trace_spans",
+        "Spans of jobs for an OpenTelemetry endpoint",
+        Label("result", ("dropped", "sent")),
+        where="services/tracing/export.py",
     ),
     _own("phalanx_scrape_series", "Series of this scrape"),
     _own("phalanx_scrape_seconds", "Time of the scrape before this one", unit="seconds"),

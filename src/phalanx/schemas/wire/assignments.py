@@ -92,6 +92,7 @@ class Assignment(Message):
     code: str | None = None  # digest of the archive, for nodes that do not see the home
     resume: ResumePlaces | None = None  # None: the job begins anew
     expects: ExpectedFacts | None = None  # None: any software and inputs are fine
+    log_format: str = "text"  # of the supervisor's own lines: text or json
     log_limit: int | None = None  # bytes of output stored of the job; more need not be sent
     contact_lost_after_s: float = 480.0  # 0.8 × fence_after: alone for longer, ranks are stopped
 

@@ -7,6 +7,7 @@ from functools import partial
 
 from phalanx.executors.protocol import ChangeTeller
 from phalanx.kit.text import random_hex
+from phalanx.launch.tls.trust import client_context
 from phalanx.server.context import Context
 from phalanx.server.loops.log_senders import log_sender_loops
 from phalanx.server.loops.notify import notify_loops
@@ -38,6 +39,8 @@ from phalanx.services.studies.step import studies_step
 from phalanx.services.studies.suggestions import suggestions_step
 from phalanx.services.studies.target_checkpoints import TargetProgress, target_retention_step
 from phalanx.services.timekeeping import Timekeeper
+from phalanx.services.tracing.endpoint import OtlpEndpoint
+from phalanx.services.tracing.export import ExportProgress, export_step
 from phalanx.store import outbox
 from phalanx.store.cost.budgets import BUDGETS
 from phalanx.store.retention.deletions import DELETIONS
@@ -62,6 +65,7 @@ _BUDGETS_TICK_S = 30.0
 # Beside the due times: a clock that is set forward is noticed after this time.
 _SCHEDULES_TICK_S = 30.0
 _PROBES_TICK_S = 15.0
+_TRACES_TICK_S = 5.0
 
 
 @dataclass(slots=True)
@@ -229,6 +233,7 @@ def all_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
         *_retention_loops(context, platform),
         *notify_loops(context, platform),
         *log_sender_loops(context, platform),
+        *_trace_loops(context, platform),
     )
 
 
@@ -253,6 +258,19 @@ def _probes_loop(context: Context, platform: Platform) -> ServiceLoop:
         return None
 
     return ServiceLoop("probes", probe, (), _PROBES_TICK_S, needed=False)
+
+
+def _trace_loops(context: Context, platform: Platform) -> tuple[ServiceLoop, ...]:
+    """Spans of jobs for an OpenTelemetry endpoint, where there is one."""
+    config, progress = context.settings.traces.resolved(), ExportProgress()
+    if not config.url:
+        return ()
+    endpoint = OtlpEndpoint(config, client_context(""))
+
+    def export(now: int) -> int | None:
+        return export_step(platform, endpoint.send, config.give_up_s, progress, now)
+
+    return (ServiceLoop("traces", export, (), _TRACES_TICK_S, needed=False),)
 
 
 def _metrics_loop(platform: Platform, ticks: LoopSettings) -> ServiceLoop:

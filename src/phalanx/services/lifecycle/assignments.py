@@ -149,6 +149,7 @@ def _assignment(
         token=platform.supervisor_token(num, gang.attempt),
         code=facts.code_digest,
         resume=_resume(contract, place),
+        log_format=platform.log_format,
         log_limit=platform.log_limit,
         contact_lost_after_s=platform.contact_lost_after_s,
     )

@@ -93,7 +93,12 @@ def _execute(
             continue
         except Exception as error:
             # An error of one job must not keep the commands of other jobs from being executed.
-            _LOG.exception("%s of job %d cannot be executed", command.kind, command.job)
+            _LOG.exception(
+                "%s of job %d cannot be executed",
+                command.kind,
+                command.job,
+                extra={"event": "command_failed", "job": command.job},
+            )
             said = replace_unencodable(shorten(f"{type(error).__name__}: {error}", 500))
             given_up = _given_up(platform, command, stored[command.job], said)
             if not given_up:
@@ -126,7 +131,11 @@ def _given_up(
         if any(status.alive for status in platform.executor.poll(refs)):
             return []
     except Exception:
-        _LOG.exception("the supervisors of job %d cannot be stopped", command.job)
+        _LOG.exception(
+            "the supervisors of job %d cannot be stopped",
+            command.job,
+            extra={"event": "supervisors_not_stopped", "job": command.job},
+        )
         return []
     return _not_launched(attempt, 0, f"an internal error of the platform: {error}")
 

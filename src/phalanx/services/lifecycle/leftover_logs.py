@@ -47,7 +47,17 @@ def collect_logs(platform: Platform, gone: SupervisorStatus, now: int) -> None:
         mask = _mask(platform, ref.job)
     except PlatformError as error:
         # Nothing is stored of what may hold values that are not known here: its length is.
-        _LOG.warning("output of job %d is left on its node: %s", ref.job, error)
+        _LOG.warning(
+            "output of job %d is left on its node: %s",
+            ref.job,
+            error,
+            extra={
+                "event": "output_left",
+                "job": ref.job,
+                "attempt": ref.attempt,
+                "node": ref.node_rank,
+            },
+        )
         mask, files = OutputMask(), {}
     left = MOST_BYTES if platform.log_limit is None else min(MOST_BYTES, platform.log_limit)
     for key, size in sizes.items():

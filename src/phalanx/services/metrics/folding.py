@@ -45,6 +45,11 @@ def _fold(platform: Platform, progress: FoldingProgress, num: int) -> bool:
                 return False
     except StoreCorrupt as error:
         progress.damaged.add(num)
-        _LOG.error("metrics of job %d are not rolled up: %s", num, error)
+        _LOG.error(
+            "metrics of job %d are not rolled up: %s",
+            num,
+            error,
+            extra={"event": "metrics_not_rolled_up", "job": num},
+        )
         return False
     return True

@@ -140,7 +140,12 @@ def apply(platform: Platform, decided: Plan, view: SchedulerView, now: int) -> S
     done = platform.store.transact(work)
     platform.scheduler_cache.reasons.mark_written(unwritten, view.versions)
     for num, why in done.struck.items():
-        _LOG.error("%s cannot be started: %s", job_label(num), why)
+        _LOG.error(
+            "%s cannot be started: %s",
+            job_label(num),
+            why,
+            extra={"event": "job_blocked", "job": num},
+        )
         platform.scheduler_cache.rows.keep_back(
             num, Reason(ReasonCode.BLOCKED, why), now + BLOCKED_US
         )

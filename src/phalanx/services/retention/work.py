@@ -67,7 +67,12 @@ def _remove_checkpoints(
         return  # the job was deleted meanwhile, and its queue with it
     except (PlatformError, OSError) as error:
         said = shorten(str(error), 500)
-        _LOG.warning("checkpoints of %s are not deleted yet: %s", job_label(num), said)
+        _LOG.warning(
+            "checkpoints of %s are not deleted yet: %s",
+            job_label(num),
+            said,
+            extra={"event": "checkpoints_not_deleted", "job": num},
+        )
         tries = max(one.tries for one in doomed)
 
         def put(tx: Tx, tries: int, later: int) -> None:
@@ -92,7 +97,12 @@ def _tried(platform: Platform, one: DeletedJob, now: int) -> None:
         raise
     except (PlatformError, OSError) as error:
         said = shorten(str(error), 500)
-        _LOG.warning("%s is not deleted completely yet: %s", job_label(one.job), said)
+        _LOG.warning(
+            "%s is not deleted completely yet: %s",
+            job_label(one.job),
+            said,
+            extra={"event": "job_not_deleted", "job": one.job},
+        )
         put_off(
             platform,
             one.tries,
