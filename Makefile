@@ -21,7 +21,7 @@ ON_POSTGRES := tests/unit/store tests/unit/services tests/unit/server tests/inte
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search bench-autoscaling bench-control bench-kubernetes chaos-control game-days check format lock wheel tree sbom audit docs clean
+.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train bench-search bench-autoscaling bench-control bench-kubernetes chaos-control game-days check format ui lock wheel tree sbom audit docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -64,6 +64,14 @@ $(FRAMEWORKS): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[jax,mpi,tensorflow,plots]' \
 	  && touch $(FRAMEWORKS) || echo "JAX, mpi4py, TensorFlow and matplotlib are not installed; their tests skip"
 
+UI := web/node_modules/.package-lock.json
+$(UI): web/package-lock.json
+	@npm ci --prefix web --silent --no-fund --no-audit || echo "Node's packages are not installed; the tests that build the web UI skip"
+
+ui: $(STAMP) $(UI) ## check and build the web UI from web/ into src/phalanx/server/web/dist
+	@$(BIN)/python scripts/generate_ui_types.py
+	@cd web && npm run --silent check && npm test --silent && npm run --silent build
+
 KUBECTL := $(VENV)/.kubectl
 $(KUBECTL): $(STAMP) scripts/kubectl.sh
 	@scripts/kubectl.sh $(BIN)/python && touch $(KUBECTL) || echo "helm and kubectl are not installed; their tests skip"
@@ -71,7 +79,7 @@ $(KUBECTL): $(STAMP) scripts/kubectl.sh
 horovod: $(STAMP) ## build Horovod (minutes) or take the wheel that was kept, and install it
 	@scripts/horovod.sh install $(BIN)/python
 
-test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) $(KUBECTL) ## tests of optional parts (PostgreSQL, Helm, Ray, JAX, MPI, TensorFlow, Horovod, plots) and long ones
+test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) $(KUBECTL) $(UI) ## tests of optional parts (PostgreSQL, Helm, Ray, JAX, MPI, TensorFlow, Horovod, plots) and long ones
 	@scripts/horovod.sh install-kept $(BIN)/python
 	@$(MAKE) --no-print-directory $(RELEASE)/.installed || echo "the release tools are not installed; their tests skip"
 	@$(PYTEST) -n 2 --dist loadfile -m "extras and not proof" || test $$? -eq 5

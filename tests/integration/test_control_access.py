@@ -18,7 +18,7 @@ from phalanx.schemas.home import HomeLayout, ServerFile
 from phalanx.sdk import PhalanxClient
 from phalanx.server.access import UNKNOWN, AccessTable
 from phalanx.server.app import create_app, derived_key
-from phalanx.server.gate import cookie_name
+from phalanx.server.gate import KEY_HEADER, cookie_name
 from phalanx.standalone.home import prepare_home, read_key, read_token
 
 pytestmark = pytest.mark.integration
@@ -69,6 +69,10 @@ def test_what_is_no_route_needs_admin(rig: Rig) -> None:
     assert {key[1] for key, one in found.of_route.items() if not one.needs_caller} == {
         "/healthz",
         "/readyz",
+        "/",
+        "/ui",
+        "/ui/",
+        "/ui/{name}",
         "/login",
         "/login/provider",
         "/login/callback",
@@ -112,11 +116,17 @@ def test_every_scope_at_every_route(rig: Rig) -> None:
     assert [one for one in wrong if one[1] != "/logout"] == []
 
 
-def test_a_cookie_opens_pages_alone(rig: Rig) -> None:
+def test_a_cookie_alone_reads(rig: Rig) -> None:
     rig.submit()
     cookie = session(rig)
     opened = {key for key in routes(rig) if status(rig, *key, cookie) not in (401, 403)}
-    assert opened == {("GET", "/"), ("GET", "/jobs/{num}")}
+    reads = {
+        (method, path)
+        for method, path in routes(rig)
+        if method in ("GET", "HEAD") and covers([Scope.READ], needed_scope(rig, (method, path)))
+    }
+    assert opened == reads - {("GET", "/metrics")}
+    assert {("GET", "/plain"), ("GET", "/jobs/{num}"), ("GET", "/api/v1/jobs")} <= opened
     value = cookie["Cookie"].partition("=")[2]
     assert TOKEN not in cookie["Cookie"]
     bearer = {"Authorization": f"Bearer {value}"}
@@ -133,30 +143,33 @@ def test_what_another_server_of_this_machine_gets_from_the_browser_submits_nothi
         {"Authorization": f"Bearer {stolen}"},
         {"Cookie": f"{cookie_name(rig.context)}={stolen}"},
         {"Cookie": f"phalanx_session={stolen}"},
+        {"Cookie": f"{cookie_name(rig.context)}={stolen}", **ORIGIN, KEY_HEADER: stolen},
     ):
         with browse(rig) as http:
             body = SubmitRequest(spec=spec()).model_dump(mode="json")
-            assert http.post("/api/v1/jobs", json=body, headers=headers).status_code == 401
+            assert http.post("/api/v1/jobs", json=body, headers=headers).status_code in (401, 403)
     assert rig.client.jobs().jobs == []
 
 
 def test_a_session_ends(rig: Rig) -> None:
     first, second = session(rig), session(rig)
-    assert first != second and status(rig, "GET", "/", first) == 200
+    assert first != second and status(rig, "GET", "/plain", first) == 200
     for _ in range(23):  # used, it goes on for longer than it would idle
         rig.clock.advance(30 * 60 - 61)
-        assert status(rig, "GET", "/", first) == 200
-    assert status(rig, "GET", "/", second) == 401
+        assert status(rig, "GET", "/plain", first) == 200
+    assert status(rig, "GET", "/plain", second) == 401
     rig.clock.advance(29 * 60)
-    assert status(rig, "GET", "/", first) == 200
+    assert status(rig, "GET", "/plain", first) == 200
     rig.clock.advance(26 * 60)
-    assert status(rig, "GET", "/", first) == 401, "after twelve hours it ends however it is used"
+    assert status(rig, "GET", "/plain", first) == 401, (
+        "after twelve hours it ends however it is used"
+    )
 
 
 def test_all_sessions_are_ended_at_once(rig: Rig) -> None:
     found = [session(rig), session(rig)]
     assert rig.client.end_sessions() == 2
-    assert [status(rig, "GET", "/", one) for one in found] == [401, 401]
+    assert [status(rig, "GET", "/plain", one) for one in found] == [401, 401]
     assert rig.client.end_sessions() == 0
 
 
@@ -203,18 +216,18 @@ def test_signing_in_and_out_by_form(rig: Rig) -> None:
         assert http.post("/login", data={"token": "phx_x_y"}, headers=ORIGIN).status_code == 401
         assert http.post("/login", data={"token": scraper}, headers=ORIGIN).status_code == 403
         assert http.post("/login", data={"token": reader}, headers=ORIGIN).status_code == 303
-        value = re.search(r'name="form" value="(\w+)"', http.get("/").text)
+        value = re.search(r'name="form" value="(\w+)"', http.get("/plain").text)
         assert value is not None
         right = {"form": value[1]}
         assert http.post("/logout", data=right, headers=evil).status_code == 403
         assert http.post("/logout", data=right).status_code == 403
         assert http.post("/logout", data={"form": "x"}, headers=ORIGIN).status_code == 403
-        assert http.get("/").status_code == 200
+        assert http.get("/plain").status_code == 200
         kept = dict(http.cookies)
         assert http.post("/logout", data=right, headers=ORIGIN).status_code == 303
-        assert http.get("/").status_code == 401
+        assert http.get("/plain").status_code == 401
         http.cookies.update(kept)
-        assert http.get("/").status_code == 401  # ended at the server, not only in the browser
+        assert http.get("/plain").status_code == 401  # ended at the server, not only in the browser
 
 
 def test_a_page_of_another_site_changes_nothing_even_with_a_token(rig: Rig) -> None:
@@ -258,9 +271,9 @@ def test_a_revoked_token_takes_its_sessions_along(rig: Rig) -> None:
     made = rig.client.create_token("ada", [Scope.READ])
     with browse(rig) as http:
         http.post("/login", data={"token": made.token}, headers=ORIGIN)
-        assert http.get("/").status_code == 200
+        assert http.get("/plain").status_code == 200
         rig.client.revoke_token(made.view.id)
-        assert http.get("/").status_code == 401
+        assert http.get("/plain").status_code == 401
 
 
 def test_the_token_of_the_home_is_rotated(rig: Rig) -> None:
@@ -281,7 +294,7 @@ def test_the_token_of_the_home_is_rotated(rig: Rig) -> None:
     assert stat.S_IMODE(home.token_file.stat().st_mode) == 0o600
     now = ServerFile.model_validate_json(home.server_file.read_bytes())
     assert now == served.model_copy(update={"token": made.token})
-    assert status(rig, "GET", "/", cookie) == 401
+    assert status(rig, "GET", "/plain", cookie) == 401
     assert status(rig, "GET", link.removeprefix(URL), {}) == 401
     with with_token(rig, made.token) as client, with_token(rig, reader) as other:
         assert len(client.jobs().jobs) == len(other.jobs().jobs) == 1

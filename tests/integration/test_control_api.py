@@ -39,6 +39,10 @@ _OPEN = {
     "/healthz": 200,
     "/readyz": 200,
     "/openapi.json": 200,
+    "/": 303,
+    "/ui": 303,
+    "/ui/": 200,
+    "/ui/{name}": 404,
     "/login": 200,
     "/login/callback": 401,  # it needs the cookie of a login that began
     "/login/provider": 404,  # no provider is configured here
@@ -57,7 +61,7 @@ _REPORTS = ("/api/v1/jobs/{num}/metrics", "/api/v1/jobs/{num}/trainer-status")
 def routes(rig: Rig) -> list[tuple[str, str]]:
     """Every method and path that the application knows, pages and documentation among them."""
     found = rig.routes()
-    assert len(found) > 35 and {"/", "/metrics", "/jobs/{num}"} <= {path for _, path in found}
+    assert len(found) > 35 and {"/plain", "/metrics", "/jobs/{num}"} <= {path for _, path in found}
     assert set(_OPEN) <= {path for _, path in found}
     return found
 

@@ -41,7 +41,11 @@ from support.asgi import asgi_transport
 pytestmark = pytest.mark.integration
 GOOD = {"Authorization": f"Bearer {TOKEN}"}
 # The routes that need no part of the control plane.
-PARTLESS = {("GET", "/openapi.json"), ("HEAD", "/openapi.json")}
+PARTLESS = {
+    ("GET", "/openapi.json"),
+    ("HEAD", "/openapi.json"),
+    *(("GET", path) for path in ("/", "/ui", "/ui/", "/ui/{name}")),  # files of the package
+}
 RAISED: list[Exception] = [
     NotFound("no"),
     Conflict("no"),

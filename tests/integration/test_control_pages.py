@@ -23,16 +23,17 @@ def sign_in(rig: Rig, browser: httpx.Client) -> httpx.Response:
 
 
 def test_a_link_opens_a_session(rig: Rig, browser: httpx.Client) -> None:
-    assert browser.get("/").status_code == 401
+    assert browser.get("/plain").status_code == 401
     assert browser.get("/login", params={"ticket": "1.wrong"}).status_code == 401
     assert browser.get("/login", params={"token": TOKEN}).url.path == "/login"
-    assert browser.get("/").status_code == 401
+    assert browser.get("/plain").status_code == 401
     answer = sign_in(rig, browser)
-    assert (answer.status_code, answer.url.path) == (200, "/")
+    assert (answer.status_code, answer.url.path) == (200, "/ui/")
     flags = answer.history[0].headers["set-cookie"].lower()
     assert "httponly" in flags and "samesite=strict" in flags and "max-age=43200" in flags
-    assert "No job yet." in answer.text
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    plain = browser.get("/plain")
+    assert "No job yet." in plain.text
+    assert "default-src 'none'" in plain.headers["content-security-policy"]
 
 
 def test_the_story_of_a_long_job_ends_with_its_newest_events(
@@ -61,12 +62,13 @@ def test_a_job_is_shown_and_nothing_of_it_is_run(rig: Rig, browser: httpx.Client
     supervisor.log(0, f"{evil}\n".encode())
     supervisor.failed(message=evil, traceback=evil)
     sign_in(rig, browser)
-    front, page = browser.get("/").text, browser.get(f"/jobs/{num}").text
-    assert f"/jobs/{num}" in front and "digits" in front
+    front, page = browser.get("/plain").text, browser.get(f"/jobs/{num}").text
+    assert f'"jobs/{num}"' in front and "digits" in front
     assert "<svg" in page and "loss" in page and "rank failed" in page
     assert page.count("&lt;script&gt;") >= 3
     assert "<script" not in front + page
     assert browser.get("/jobs/99").status_code == 404
     led = browser.get("/", params={"job": f"j-{num}"}, follow_redirects=False)
-    assert (led.status_code, led.headers["location"]) == (303, f"jobs/{num}")
-    assert "<h1>Jobs" in browser.get("/", params={"job": "//elsewhere"}).text
+    assert (led.status_code, led.headers["location"]) == (303, f"ui/#/jobs/{num}")
+    lost = browser.get("/", params={"job": "//elsewhere"}, follow_redirects=False)
+    assert lost.headers["location"] == "ui/"

@@ -25,7 +25,8 @@ class AsgiTransport(httpx.BaseTransport):
     async def _handle(self, request: httpx.Request, content: bytes) -> httpx.Response:
         asked = httpx.Request(request.method, request.url, headers=request.headers, content=content)
         answer = await self._inner.handle_async_request(asked)
-        body = await answer.aread()
+        # As it was sent: the client decodes it.
+        body = b"".join([part async for part in answer.aiter_raw()])
         return httpx.Response(answer.status_code, headers=answer.headers, content=body)
 
 

@@ -1,4 +1,9 @@
-"""Access checks of every request: Host header, bearer token or the pages' cookie, and body size."""
+"""Access checks of every request: Host header, bearer token or a browser's cookie, and body size.
+
+Cookies ignore ports: every server of this machine that a browser visits receives them. So the cookie alone
+only reads. To change something, a request needs the write key as well: it is handed out once, in the
+fragment of the address to which a sign-in leads, and kept by the web UI in the storage of its own origin.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
@@ -34,7 +40,7 @@ from phalanx.kit.log_lines import log_fields
 from phalanx.kit.text import random_hex, replace_unencodable
 from phalanx.kit.units import format_size
 from phalanx.schemas.api.body import ErrorView, ProblemView
-from phalanx.server.access import AccessTable, Matched, Of, bearer_token
+from phalanx.server.access import Access, AccessTable, Matched, Of, bearer_token
 from phalanx.server.audit_trail import AuditTrail
 from phalanx.server.connections import SCOPE_KEY
 from phalanx.server.context import CALLER_KEY, RECEIVE, STILL_PERMITTED_KEY, Context, in_thread
@@ -44,6 +50,11 @@ from phalanx.store import jobs, supervisors
 from phalanx.store.credentials import SESSION, TOKEN
 from phalanx.store.studies import rows as studies
 
+KEY_HEADER = "X-Phalanx-Csrf"
+"""The header of a session's write key."""
+_API = "/api/v1/"
+# `none`: a person has typed the address. Browsers without the header are covered by the cookie's SameSite.
+_OWN_FETCHES = frozenset({"same-origin", "none"})
 RETRY_AFTER_S = 2
 """When a client is told to try again after an error that passes."""
 _SUPERVISORS = "/api/v1/supervisors/"
@@ -198,11 +209,13 @@ class Gate:
             _check_origin(headers)
         needed = self._table.find(scope["method"], path)
         if needed.access.needs_caller:
-            caller = await self._caller(headers, pages=needed.access.session)
+            caller = await self._caller(scope, headers, needed)
             scope[CALLER_KEY] = caller
             said = f"{scope['method']} {path[:200]}"
             await self._check_permission(caller, needed, said)
-            scope[STILL_PERMITTED_KEY] = partial(self._still_permitted, headers, needed, said)
+            scope[STILL_PERMITTED_KEY] = partial(
+                self._still_permitted, scope, headers, needed, said
+            )
         size = headers.get("content-length", "0")
         if not _SIZE.fullmatch(size):
             raise UserError("Content-Length is not a number")
@@ -217,17 +230,17 @@ class Gate:
             return None
         return _SYNC_BYTES if path == _SYNC else self._context.settings.api.max_body_bytes
 
-    async def _caller(self, headers: Headers, *, pages: bool) -> Caller:
-        """The principal of a request. Raises Unauthenticated.
+    async def _caller(self, scope: Scope, headers: Headers, needed: Matched) -> Caller:
+        """The principal of a request. Raises Unauthenticated, PermissionDenied.
 
-        A browser sends cookies to every server of this machine, so they hold no token: the session in them
-        opens the `pages` and nothing else.
+        A browser sends cookies to every server of this machine, so they hold no token: a session alone only
+        reads.
         """
         scheme, _, shown = headers.get("authorization", "").partition(" ")
-        value, kind = shown.strip(), TOKEN
+        value, kind, path = shown.strip(), TOKEN, scope["path"]
         if scheme.lower() == "bearer" and self._is_admin(value):
             return HOME_CALLER
-        if scheme.lower() != "bearer" and pages:
+        if scheme.lower() != "bearer" and takes_session(path, needed.access):
             value, kind = cookie_of(headers.get("cookie", ""), cookie_name(self._context)), SESSION
         elif not is_token(value):
             value = ""
@@ -237,6 +250,8 @@ class Gate:
             raise Unauthenticated(
                 "the token is missing or wrong", "send `Authorization: Bearer TOKEN`"
             )
+        if kind == SESSION:
+            return limited(self._context, found, value, scope["method"], path, headers)
         return found
 
     async def _check_permission(self, caller: Caller, needed: Matched, said: str) -> None:
@@ -258,10 +273,12 @@ class Gate:
             "docs/how-to/users-and-roles.md says which role has it",
         )
 
-    async def _still_permitted(self, headers: Headers, needed: Matched, said: str) -> Caller | None:
+    async def _still_permitted(
+        self, scope: Scope, headers: Headers, needed: Matched, said: str
+    ) -> Caller | None:
         """The caller of a request that is being served, with its present roles; None: no longer."""
         try:
-            caller = await self._caller(headers, pages=needed.access.session)
+            caller = await self._caller(scope, headers, needed)
             await self._check_permission(caller, needed, said)
         except (Unauthenticated, PermissionDenied, NotFound):
             return None
@@ -358,6 +375,11 @@ def _check_scope(caller: Caller, needed: TokenScope, said: str) -> None:
         )
 
 
+def takes_session(path: str, access: Access) -> bool:
+    """Whether the session of a browser is enough for a route: for pages, and for clients' API."""
+    return access.session or path.startswith(_API)
+
+
 def cookie_name(context: Context) -> str:
     """The name of the session cookie: cookies ignore ports, so each server has its own."""
     port = urlsplit(context.platform.server_url).port or 0
@@ -372,3 +394,45 @@ def cookie_of(header: str, name: str) -> str:
     except CookieError:
         return ""
     return "" if found is None else found.value
+
+
+def write_key(context: Context, session: str) -> str:
+    """The key of a session's changes, which cannot be computed from the session."""
+    said = f"phalanx write key {session}".encode()
+    return hmac.new(context.platform.signing_key, said, hashlib.sha256).hexdigest()
+
+
+def limited(
+    context: Context, caller: Caller, session: str, method: str, path: str, headers: Headers
+) -> Caller:
+    """The caller of a session with the scopes that this request has.
+
+    Without the write key a session reads. A change of the API also has to come from a page of this origin.
+    Raises PermissionDenied, and Unauthenticated for a change without the key.
+    """
+    if path.startswith(_API):
+        _check_site(method, headers)
+    shown = headers.get(KEY_HEADER, "")
+    if hmac.compare_digest(shown.encode(), write_key(context, session).encode()):
+        return caller
+    if path.startswith(_API) and method not in _SAFE:
+        raise Unauthenticated(
+            f"a session changes nothing without its key in {KEY_HEADER}",
+            "sign in again in this browser, or send `Authorization: Bearer TOKEN`",
+        )
+    return replace(caller, scopes=(TokenScope.READ,))
+
+
+def _check_site(method: str, headers: Headers) -> None:
+    """Refuse a request of another site's page, and a change that does not say where it comes from."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None and site not in _OWN_FETCHES:
+        raise PermissionDenied("a page of another site may use no session here")
+    if method in _SAFE:
+        return
+    is_own = origin is not None and urlsplit(origin).netloc == headers.get("host", "")
+    if site != "same-origin" and not is_own:
+        raise PermissionDenied(
+            "a session changes things only for a page of this server",
+            "programs send `Authorization: Bearer TOKEN`",
+        )

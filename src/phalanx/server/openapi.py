@@ -36,7 +36,7 @@ from phalanx.server.routers import (
 )
 from phalanx.server.routers.monitoring import alerts
 from phalanx.server.tunnels import routes as tunnels
-from phalanx.server.web import login, pages
+from phalanx.server.web import assets, login, pages
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorView, "description": "The request cannot be served as it is"},
@@ -96,6 +96,7 @@ def _routes() -> list[BaseRoute]:
         supervisors,
         tunnels,
         login,
+        assets,
         pages,
         alerts,
     )

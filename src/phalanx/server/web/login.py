@@ -1,6 +1,7 @@
 """Sessions of browsers: sign in with a link or a token, and sign out.
 
-A session is no token. It opens the pages while it is used, for some hours, and changes nothing but itself.
+A session is no token. It reads while it is used, for some hours; changes need the write key of `gate`, to
+which each sign-in leads once. All addresses are relative: a proxy may serve them below a prefix.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import PermissionDenied, Unauthenticated
 from phalanx.server.access import OPEN, Of, needs
 from phalanx.server.context import Context, Here, asking_provider, in_thread
-from phalanx.server.gate import cookie_name, cookie_of
+from phalanx.server.gate import KEY_HEADER, cookie_name, cookie_of, write_key
 from phalanx.server.web.markup import HEADERS, Markup, page, tag
 from phalanx.services.login import flows
 from phalanx.services.resources import credentials
@@ -37,7 +38,7 @@ _SIGN_IN = (
         tag("input", type="password", name_="token", autocomplete="off", aria_label="token"),
         tag("button", "Sign in"),
         method="post",
-        action="/login",
+        action="login",
     ),
 )
 
@@ -52,7 +53,7 @@ def get_login(here: Here, request: Request, ticket: str = "") -> Response:
         return HTMLResponse(page("Phalanx", *_SIGN_IN, _provider_link(here)), headers=HEADERS)
     platform, now, session = here.platform, here.clock.now(), _session(here, request)
     if session and credentials.caller_of(platform, session, SESSION, now) is not None:
-        return RedirectResponse("/", status_code=303, headers=HEADERS)
+        return RedirectResponse("ui/", status_code=303, headers=HEADERS)
     made = credentials.open_with_ticket(platform, here.admin.token, ticket, now)
     return _to_front_page(here, made)
 
@@ -90,10 +91,11 @@ async def get_callback(
     session = await asking_provider(
         lambda: flows.finish_pages(here.platform, provider, sealed, code, state, now)
     )
-    on = tag("p", tag("a", "Go to the jobs", href="/"))
+    led_to = f"../ui/#key={write_key(here, session)}"
+    on = tag("p", tag("a", "Go to the jobs", href=led_to))
     answer = HTMLResponse(
         page("Phalanx", tag("h1", "You are logged in"), on),
-        headers={**HEADERS, "Refresh": "0; url=/"},
+        headers={**HEADERS, "Refresh": f"0; url={led_to}"},
     )
     answer.delete_cookie(_pending_cookie(here), path=flows.PAGES_CALLBACK)
     _set_session(here, answer, session)
@@ -105,7 +107,7 @@ def _provider_link(here: Context) -> Markup:
     if here.login is None:
         return Markup("")
     said = f"Log in with {here.login.config.provider_name}"
-    return tag("p", tag("a", said, href="/login/provider"))
+    return tag("p", tag("a", said, href="login/provider"))
 
 
 def _pending_cookie(here: Context) -> str:
@@ -127,15 +129,20 @@ async def post_login(here: Here, request: Request) -> Response:
 
 @router.post("/logout", openapi_extra=needs(Permission.SELF, Of.ANY, session=True))
 async def post_logout(here: Here, request: Request) -> Response:
-    """End the session. The form has to send back a value that other sites cannot read."""
+    """End the session. The form has to send back a value that other sites cannot read.
+
+    The web UI sends the session's write key instead.
+    """
     _check_form(request)
     session = _session(here, request)
     sent = await _field(request, "form")
-    if not hmac.compare_digest(sent.encode(), credentials.form_value(session).encode()):
+    key = request.headers.get(KEY_HEADER, "")
+    is_form = hmac.compare_digest(sent.encode(), credentials.form_value(session).encode())
+    if not is_form and not hmac.compare_digest(key.encode(), write_key(here, session).encode()):
         raise PermissionDenied("this form was not sent by a page of this session")
     now = here.clock.now()
     await in_thread(lambda: credentials.close_session(here.platform, session, now))
-    answer = RedirectResponse("/login", status_code=303, headers=HEADERS)
+    answer = RedirectResponse("login", status_code=303, headers=HEADERS)
     answer.delete_cookie(cookie_name(here))
     return answer
 
@@ -147,7 +154,7 @@ def sign_out_form(here: Context, request: Request) -> Markup:
         return Markup("")
     value = credentials.form_value(session)
     hidden = tag("input", type="hidden", name_="form", value=value)
-    return tag("form", hidden, tag("button", "Sign out"), method="post", action="/logout")
+    return tag("form", hidden, tag("button", "Sign out"), method="post", action="logout")
 
 
 def _session(here: Context, request: Request) -> str:
@@ -175,8 +182,9 @@ def _opened(here: Context, caller: Caller) -> Response:
 
 
 def _to_front_page(here: Context, session: str) -> Response:
-    """Go to the front page with the cookie of a new session, which is no token."""
-    answer = RedirectResponse("/", status_code=303, headers=HEADERS)
+    """Go to the web UI with the cookie of a new session, which is no token, and with its write key."""
+    led_to = f"ui/#key={write_key(here, session)}"
+    answer = RedirectResponse(led_to, status_code=303, headers=HEADERS)
     _set_session(here, answer, session)
     return answer
 

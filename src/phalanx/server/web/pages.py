@@ -1,4 +1,7 @@
-"""Read-only pages: the list of jobs, and one job with its curves, events and logs."""
+"""Read-only pages without scripts: the list of jobs, and one job with its curves, events and logs.
+
+They work where the web UI does not: in text browsers, and while something is wrong with its files.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 
 from phalanx.core.tenancy.roles import Permission
-from phalanx.kit.text import parse_job_label
 from phalanx.kit.units import format_duration, format_size
 from phalanx.schemas.api.jobs import JobView, LineageView
 from phalanx.server.access import Of, needs
@@ -27,18 +29,14 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 _LIVE_REFRESH_S = 3
 
 
-@router.get("/", openapi_extra=needs(Permission.JOBS_READ, Of.ANY, session=True))
-def get_front(
+@router.get("/plain", openapi_extra=needs(Permission.JOBS_READ, Of.ANY, session=True))
+def get_plain(
     here: Here,
     by: By,
     request: Request,
     cursor: Annotated[str | None, Query(max_length=2000)] = None,
-    job: Annotated[str, Query(max_length=30)] = "",
 ) -> Response:
-    """All jobs, newest first; with `job`, such as j-12, the page of that job, for links of dashboards."""
-    num = parse_job_label(job)
-    if num is not None:
-        return RedirectResponse(f"jobs/{num}", status_code=303)
+    """All jobs, newest first."""
     wanted = JobFilter(projects=by.projects(Permission.JOBS_READ), archived=False)
     found = views.list_jobs(here.platform, wanted, cursor=cursor, limit=50)
     pools = ", ".join(
@@ -47,7 +45,7 @@ def get_front(
     )
     rows = [_row(one) for one in found.jobs]
     heads = ("job", "name", "state", "why", "step", "slots", "submitted")
-    older = tag("a", "older jobs", href=f"/?cursor={found.cursor}") if found.cursor else ""
+    older = tag("a", "older jobs", href=f"plain?cursor={found.cursor}") if found.cursor else ""
     listing = table(heads, rows, (4, 5)) if rows else tag("p", "No job yet.")
     body = (
         tag("h1", "Jobs"),
@@ -61,7 +59,7 @@ def get_front(
 
 def _row(job: JobView) -> tuple[str, ...]:
     return (
-        tag("a", job.label, href=f"/jobs/{job.num}"),
+        tag("a", job.label, href=f"jobs/{job.num}"),
         job.name,
         _state(job),
         _why(job),
@@ -78,7 +76,7 @@ def get_job_page(here: Here, num: JobNum) -> HTMLResponse:
     """One job."""
     job = views.job_view(here.platform, num)
     body: list[str] = [
-        tag("p", tag("a", "all jobs", href="/")),
+        tag("p", tag("a", "all jobs", href="../plain")),
         tag("h1", f"{job.label} {job.name} ", _state(job)),
         tag("p", _why(job), class_="quiet"),
         _facts(job),

@@ -132,7 +132,7 @@ def finish_pages(
     said = _redeem_code(provider, login, code, state)
 
     def end(tx: Tx, account: str) -> str:
-        return new_session(tx, Caller("", (Scope.READ,), Principal(account)), now)
+        return new_session(tx, Caller("", (Scope.SUBMIT,), Principal(account)), now)
 
     return _ended(platform, provider, login, said, now, end)
 

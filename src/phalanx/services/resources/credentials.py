@@ -11,7 +11,7 @@ import hashlib
 import hmac
 from dataclasses import replace
 
-from phalanx.core.contract.access import Scope, known_scopes
+from phalanx.core.contract.access import Scope, covers, known_scopes
 from phalanx.core.tenancy.principals import HOME_CALLER, HOME_USER, Caller, Principal
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import NotFound, Unauthenticated
@@ -209,7 +209,10 @@ def rotate_admin(platform: Platform, now: int) -> TokenCreated:
 
 
 def open_session(platform: Platform, caller: Caller, now: int) -> str:
-    """A session that reads the pages while it is used, for some hours; returns its value."""
+    """A session of the web UI, which goes on while it is used, for some hours; returns its value.
+
+    It may submit and change jobs where its caller may, and do nothing that needs the scope `admin`.
+    """
     return platform.store.transact(lambda tx: new_session(tx, caller, now))
 
 
@@ -220,7 +223,7 @@ def new_session(tx: Tx, caller: Caller, now: int) -> str:
         id=random_hex(16),
         kind=SESSION,
         name="",
-        scopes=(Scope.READ,),
+        scopes=(Scope.SUBMIT,) if covers(caller.scopes, Scope.SUBMIT) else (Scope.READ,),
         hash=token_hash(value),
         created_at=now,
         expires_at=now + IDLE_S * _US,
