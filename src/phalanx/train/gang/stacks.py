@@ -44,8 +44,11 @@ def install_handler(report_file: Path | None) -> None:
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
     _open[report_file] = file
     if report_file.with_suffix(ASK_SUFFIX).is_fifo():
-        # Not of `threading`: a script that counts its threads finds only its own.
-        _thread.start_new_thread(_answer_all, (report_file,))
+        with contextlib.suppress(OSError):
+            # Open for writing too: there is always a writer, so a read waits and never finds an end.
+            pipe = os.open(report_file.with_suffix(ASK_SUFFIX), os.O_RDWR | os.O_CLOEXEC)
+            # Not of `threading`: a script that counts its threads finds only its own.
+            _thread.start_new_thread(_answer_all, (report_file, pipe))
 
 
 def request_stacks(pids: Iterable[int]) -> None:
@@ -57,11 +60,9 @@ def request_stacks(pids: Iterable[int]) -> None:
             continue
 
 
-def _answer_all(report_file: Path) -> None:
-    """Write the newest collectives whenever they are asked for."""
+def _answer_all(report_file: Path, pipe: int) -> None:
+    """Write the newest collectives whenever the pipe asks for them."""
     with contextlib.suppress(OSError):
-        # Open for writing too: there is always a writer, so a read waits and never finds an end.
-        pipe = os.open(report_file.with_suffix(ASK_SUFFIX), os.O_RDWR | os.O_CLOEXEC)
         while os.read(pipe, 64):
             fresh = report_file.with_suffix(ANSWER_SUFFIX + ".new")
             fresh.write_text(json.dumps(newest_collectives()))
