@@ -38,8 +38,8 @@ def test_a_job_appears_by_itself_and_is_stopped_by_keyboard_below_a_prefix(
         assert page.get_by_role("dialog").count() == 0
         assert platform.show(job).state == "running"
         page.keyboard.press("Enter")
-        page.get_by_role("button", name="Stop it").focus()
-        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Stop it").press("Enter")
+        page.get_by_role("dialog").wait_for(state="detached")
         platform.wait_state(job, "cancelled")
         page.get_by_text("cancelled").first.wait_for()
         ui.clean()

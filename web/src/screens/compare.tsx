@@ -94,7 +94,20 @@ function Differences({ first, second }: { first: Job; second: Job }): JSX.Elemen
   return (
     <>
       <h2>What differs</h2>
-      <Show of={found}>{(one) => <pre tabIndex={0}>{JSON.stringify(one, null, 2)}</pre>}</Show>
+      <Show of={found}>
+        {(one) => one.same
+          ? <p class="quiet">Nothing that was fixed at submission differs.</p>
+          : <Table
+              caption="Parameters, software and inputs that are not the same"
+              rows={one.changes}
+              rowKey={(change) => change.name}
+              columns={[
+                { name: "What", cell: (change) => change.name },
+                { name: first.label, cell: (change) => change.before ?? "–" },
+                { name: second.label, cell: (change) => change.after ?? "–" },
+              ]}
+            />}
+      </Show>
     </>
   );
 }
