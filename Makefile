@@ -82,8 +82,11 @@ horovod: $(STAMP) ## build Horovod (minutes) or take the wheel that was kept, an
 test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) $(KUBECTL) $(UI) ## tests of optional parts (PostgreSQL, Helm, Ray, JAX, MPI, TensorFlow, Horovod, plots) and long ones
 	@scripts/horovod.sh install-kept $(BIN)/python
 	@$(MAKE) --no-print-directory $(RELEASE)/.installed || echo "the release tools are not installed; their tests skip"
-	@$(PYTEST) -n 2 --dist loadfile -m "extras and not proof" || test $$? -eq 5
-	@$(PYTEST) -n 2 --dist worksteal -m "$(DEFAULT)" --database postgresql $(ON_POSTGRES_SHORT)
+	@failed=0; \
+	$(PYTEST) -n 2 --dist loadfile -m "extras and not proof" || test $$? -eq 5 || failed=1; \
+	$(PYTEST) -n 2 --dist worksteal -m "$(DEFAULT)" --database postgresql -o cache_dir=.pytest_cache/postgresql \
+	  $(ON_POSTGRES_SHORT) || failed=1; \
+	exit $$failed
 
 chaos-control: $(STAMP) ## the control plane under kills, upgrades and faults: about an hour; see docs/proof/control.md
 	@$(PYTEST) -m proof --timeout=7200 -s tests/e2e/platform/test_replica_kills.py tests/e2e/platform/test_availability.py tests/e2e/platform/test_control_faults.py

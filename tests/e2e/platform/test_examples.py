@@ -138,10 +138,11 @@ def test_a_trainer_and_the_evaluator_of_its_checkpoints(platform: Platform):
     view = platform.wait_state(job, "succeeded")
     assert (view.restarts, view.progress.high_water_step) == (1, 5120)
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+    printed = platform.run("logs", job, "--role", "evaluator").stdout
+    assert "step 5120: val_loss" in printed, printed
     with platform.client() as client:
         (curve,) = client.metrics(view.num, role="evaluator", names=["val_loss"]).series
     assert (curve.role, curve.rank, curve.steps[-1]) == ("evaluator", 2, 5120)
-    assert "step 5120: val_loss" in platform.run("logs", job, "--role", "evaluator").stdout
 
 
 def test_one_world_over_unequal_nodes(platform: Platform):
