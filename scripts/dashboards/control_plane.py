@@ -183,6 +183,43 @@ STORAGE = (
     ),
 )
 
+OUTPUT = (
+    Panel(
+        "Stored output",
+        "Stored output of all jobs, and its quota. At the quota: output of ended jobs is deleted before "
+        "its period is over; raise `retention.log_bytes`, or write less.",
+        "bytes",
+        (
+            (f"max({one_of('phalanx_log_stored_bytes')})", "stored"),
+            (f"max({one_of('phalanx_log_quota_bytes')})", "quota"),
+        ),
+    ),
+    Panel(
+        "Lag of senders",
+        "Age of the oldest line that waits for a sender. It rises: the endpoint does not answer or takes "
+        "less than ranks write; `phalanx admin log-senders` has the error.",
+        "s",
+        ((f"max by (sender) ({one_of('phalanx_log_sender_lag_seconds')})", "{{sender}}"),),
+        red_above=900,
+    ),
+    Panel(
+        "Lines of senders",
+        "Lines per second that endpoints took, and those that they refuse. Refused ones are lost there: "
+        "their size, age or labels are not taken.",
+        "short",
+        (
+            (
+                f"sum by (sender) ({rate('phalanx_log_sender_lines_total')})",
+                "{{sender}} taken",
+            ),
+            (
+                f"sum by (sender) ({rate('phalanx_log_sender_refused_lines_total')})",
+                "{{sender}} refused",
+            ),
+        ),
+    ),
+)
+
 POOLS = (
     Panel(
         "Free slots",
@@ -229,5 +266,11 @@ BOARD = Board(
     uid="phalanx-control-plane",
     title="Phalanx: control plane",
     text="Replicas, loops, database, storage, pools and quotas of the platform.",
-    rows=(("Replicas", REPLICAS), ("Work", WORK), ("Storage", STORAGE), ("Pools", POOLS)),
+    rows=(
+        ("Replicas", REPLICAS),
+        ("Work", WORK),
+        ("Storage", STORAGE),
+        ("Output", OUTPUT),
+        ("Pools", POOLS),
+    ),
 )

@@ -114,6 +114,14 @@ MONEY = (
         kind="number",
         red_above=1,
     ),
+    Panel(
+        "Budgets",
+        "Share of each budget that was used in its period. At 1: none of its jobs starts; see "
+        "`phalanx budgets`.",
+        "percentunit",
+        ((one_of("phalanx_budget_used_ratio"), "{{scope}} {{name}}"),),
+        red_above=0.9,
+    ),
 )
 
 USE = (

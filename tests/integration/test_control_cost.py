@@ -11,6 +11,7 @@ from phalanx.schemas.api.jobs import ChangeRequest, CloneRequest, SubmitRequest
 from phalanx.schemas.api.schedules import PutScheduleRequest
 from phalanx.schemas.api.templates import SubmitTemplateRequest
 from phalanx.schemas.wire import supervision as wire
+from phalanx.server.observe.exposition import Exposition
 from phalanx.services.cost.budgets import budgets_step
 from phalanx.services.cost.report import fold_step
 from phalanx.services.ledger.settle import live_rows
@@ -235,6 +236,8 @@ def test_a_budget_warns_then_holds_then_pauses_and_goes_on_when_raised(rig: Rig)
         (view,) = costs.budgets()
         alerts.append([one.percent for one in view.alerts])
     assert alerts == [[50], [50, 80], [50, 80, 100]] and view.state == "holding"
+    said = 'phalanx_budget_used_ratio{name="default",scope="project"} 1.05'
+    assert said in Exposition(rig.context).scrape(rig.clock.now()).decode()
     assert rig.job(num).state == "running"
     waiting = rig.submit(resources={"nodes": 1, "slots_per_node": 1})
     rig.turn(1)

@@ -197,6 +197,31 @@ def test_all_ends_between_two_evaluations_are_told_however_many(
     assert told == [f"j-{num}" for num in nums]
 
 
+def test_a_job_that_waits_for_long_is_told_once_to_receivers_of_its_project(tmp_path: Path) -> None:
+    name = "v" * 63  # the id of a message has room for less
+    to = {"webhook": "https://hooks.example.com/v", "waits_s": 600, "projects": ["vision"]}
+    settings = Settings(notify=NotifySettings.model_validate({"receivers": {name: to}}))
+    with open_rig(tmp_path / "home", settings=settings) as rig:
+        big = {"nodes": 1, "slots_per_node": 4}
+        rig.submit(project="vision", resources=big)
+        rig.turn(1.0)
+        loops = Loops(rig)
+        waits = rig.submit(project="vision", resources=big)
+        rig.submit(project="text", resources=big)
+        rig.submit(project="vision", resources=big, depends_on=[f"j-{waits}"])
+        rig.turn(1.0)
+        assert loops.minute(9) == []
+        ((receiver, body, id),) = [one for _ in range(60) for one in loops.minute()]
+        assert (receiver, body["type"]) == (name, "job.waiting") and len(id) <= 64
+        data = body["data"]
+        assert (data["job"], data["state"], data["waited_s"] > 600) == (
+            f"j-{waits}",
+            "queued",
+            True,
+        )
+        assert data["title"].startswith(f"j-{waits} (") and "has waited for 10m" in data["title"]
+
+
 def test_failures_are_tried_for_hours_and_then_wait_for_a_hand(rig: Rig) -> None:
     tries: list[int] = []
     down = True
@@ -401,6 +426,7 @@ def test_slack_gets_text_without_markup_and_mail_one_message_id(rig: Rig) -> Non
         ({"receivers": {"a": {"mail": ["a@example.com"]}}}, "smtp_host"),
         ({"receivers": {"a": {"mail": ["a@b\nBcc: c@d"]}}, "smtp_host": "h"}, "cannot be read"),
         ({"evaluate_s": 1}, "greater than"),
+        ({"receivers": {"a": {"webhook": "https://a", "waits_s": 5}}}, "greater than"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(given: object, said: str) -> None:

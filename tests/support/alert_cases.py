@@ -256,10 +256,30 @@ def _resources() -> Iterator[AlertCase]:
     )
 
 
+def _limits() -> Iterator[AlertCase]:
+    quota = '{project="vision",user="",slot_type="",unit="slots",instance="a"}'
+    most = {f"phalanx_quota_limit{quota}": held((100, 200))}
+    used = f"phalanx_quota_used{quota}"
+    yield from gauge("PhalanxQuotaNearlyUsed", used, 90, 89, 10, most)
+    none = {f"phalanx_quota_limit{quota}": held((0, 200)), used: held((0, 200))}
+    yield AlertCase("PhalanxQuotaNearlyUsed", "silent for a quota of nothing", none, {60: False})
+    spent = 'phalanx_budget_used_ratio{scope="project",name="vision",instance="a"}'
+    yield from gauge("PhalanxBudgetNearlySpent", spent, 0.9, 0.89, 0.2)
+    over = {spent: held((1, 90))}
+    yield AlertCase("PhalanxBudgetNearlySpent", "silent once it is spent", over, {60: False})
+    yield from gauge("PhalanxBudgetSpent", spent, 1, 0.99, 0.2)
+    full = {'phalanx_log_quota_bytes{instance="a"}': held((1000, 300))}
+    stored = 'phalanx_log_stored_bytes{instance="a"}'
+    yield from gauge("PhalanxLogQuotaReached", stored, 950, 949, 100, full)
+    lag = 'phalanx_log_sender_lag_seconds{sender="loki",instance="a"}'
+    yield from gauge("PhalanxLogSenderLate", lag, 901, 900, 5)
+
+
 CASES: tuple[AlertCase, ...] = (
     *_control_plane(),
     *_success(),
     *_checkpoints(),
     *_jobs(),
     *_resources(),
+    *_limits(),
 )

@@ -1,17 +1,12 @@
 """A webhook of a real API server that changes new pods, as the one of Kueue does."""
 
 import base64
-import datetime
-import ipaddress
 import json
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from support.certificates import certify
 
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 NAME = "pods.tests.invalid"
@@ -21,7 +16,7 @@ class PodWebhook:
     """Listens on loopback; `change` gets each new pod and changes it in place."""
 
     def __init__(self, folder, change):
-        self._certificate = _certify(folder / "webhook.pem")
+        self._certificate = certify(folder / "webhook.pem")
 
         class Answers(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -92,28 +87,3 @@ class PodWebhook:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(10)
-
-
-def _certify(path):
-    """Write a key with its certificate for loopback; returns the certificate."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "webhook of tests")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    certificate = made.public_bytes(serialization.Encoding.PEM)
-    form = serialization.PrivateFormat.PKCS8
-    secret = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    path.write_bytes(secret + certificate)
-    path.chmod(0o600)
-    return certificate

@@ -85,7 +85,8 @@ class GameDay:
         return found[-1]
 
     def run_page(self, alert: str, names: Mapping[str, str]) -> None:
-        """Run the commands of a runbook, and compare what they say with the page."""
+        """Once the alert is told, run the commands of its runbook; compare what they say with the page."""
+        self.minutes(2)  # a group of alerts waits for half a minute before it is told
 
         def run(words: list[str]) -> tuple[int, str]:
             done = self.platform.run(*words, check=False)

@@ -194,6 +194,26 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
+def corrupt_newest(platform: Platform, job: str) -> None:
+    """Stop the ranks, break the newest checkpoint, kill rank 0 and let the others go on."""
+    ranks = platform.rank_pids(job)
+    for pid in ranks.values():
+        psutil.Process(pid).suspend()
+    folder = platform.home / "checkpoints"
+    manifests = sorted(folder.rglob("step-*/MANIFEST.json"), key=lambda one: one.parent.name)
+    files = [one for one in manifests[-1].parent.rglob("*") if one.is_file()]
+    shard = max(
+        (one for one in files if one.name != "MANIFEST.json"), key=lambda one: one.stat().st_size
+    )
+    broken = bytearray(shard.read_bytes())
+    broken[len(broken) // 2] ^= 4
+    shard.write_bytes(broken)
+    kill(ranks[0])
+    for pid in ranks.values():
+        if psutil.pid_exists(pid):
+            psutil.Process(pid).resume()
+
+
 def family(pid: int) -> list[psutil.Process]:
     """A process and everything below it."""
     process = psutil.Process(pid)

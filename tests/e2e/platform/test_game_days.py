@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +18,17 @@ from typing import Any
 import pytest
 
 from e2e.platform.game_day import LINKS, GameDay
-from e2e.platform.harness import BIN, HERE, Platform, kill
-from phalanx.core.alerts.table import BY_NAME, FailureMode
+from e2e.platform.harness import BIN, HERE, Platform, corrupt_newest, kill
+from phalanx.core.alerts.table import BY_NAME, FailureMode, Severity
+from phalanx.core.jobs.faults import JobFault
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.proof, pytest.mark.timeout(600)]
 SLOTS = 12
+TRAIN = f"{BIN / 'python'} gameday_job.py"
+_ENDED = "phalanx_jobs_ended_total"
+#: Minutes of real time that load without faults lasts, and the fewest rounds of it.
+CLEAN_MINUTES, CLEAN_ROUNDS = float(os.environ.get("CLEAN_MINUTES", "0")), 3
 #: Long enough for every window of an hour, and for what keeps an alert firing behind it.
 OVER_M = 90
 
@@ -46,7 +53,7 @@ def training(fault: str, go: Path, ranks: int = 2, **spec: Any) -> dict[str, Any
     """A job that runs `gameday_job.py`."""
     return {
         "name": fault,
-        "run": f"{BIN / 'python'} gameday_job.py {fault} --until={go}",
+        "run": f"{TRAIN} {fault} --until={go}",
         "workdir": str(HERE),
         "resources": {"slots_per_node": ranks},
         "checkpoint": {"every": "5 steps"},
@@ -70,7 +77,6 @@ def game_day(platform: Platform, alert: str, mode: FailureMode, go: Path) -> Ite
     assert BY_NAME[alert].mode is mode
     assert day.firing() == set()
     yield day
-    day.minutes(2)  # a group of alerts waits for half a minute before it is told
     fired = day.told_of(alert, "firing")
     assert fired["failure_mode"] == mode.value
     assert fired["severity"] == BY_NAME[alert].severity.value
@@ -107,6 +113,20 @@ def wait_step(platform: Platform, job: str, step: int) -> None:
     wait_until(lambda: (platform.show(job).progress.step or 0) >= step, f"step {step} of {job}")
 
 
+def test_f1_starts_that_fail(platform: Platform, go: Path) -> None:
+    alert = "PhalanxStartsFail"
+    with game_day(platform, alert, FailureMode.START, go) as day:
+        mount = go.parent / "mount"
+        tries = {"start_failed": {"count": 9}}
+        job = platform.submit(waiting(go, setup=f"ls {mount}", recovery=tries))
+        wait_until(lambda: day.value("phalanx_start_failures_total") >= 3, "three failures")
+        day.minutes(1)
+        assert day.firing() == {alert}
+        day.run_page(alert, names(platform, job))
+        mount.mkdir()
+        platform.wait_state(job, "running")
+
+
 def test_f2_a_slow_rank(platform: Platform, go: Path) -> None:
     with game_day(platform, "PhalanxStragglers", FailureMode.STRAGGLER, go) as day:
         job = platform.submit(training("slow-rank", go))
@@ -129,6 +149,56 @@ def test_f3_a_collective_that_does_not_end(platform: Platform, go: Path) -> None
         assert "PhalanxGangsStall" in day.firing()
         platform.wait_state(job, "running")
         day.run_page("PhalanxGangsStall", names(platform, job))
+
+
+def test_f4_a_damaged_checkpoint(platform: Platform, go: Path) -> None:
+    alert = "PhalanxCheckpointQuarantined"
+    with game_day(platform, alert, FailureMode.CHECKPOINT, go) as day:
+        job = platform.submit(training("damaged", go, ranks=3))
+        wait_step(platform, job, 20)
+        corrupt_newest(platform, job)
+        wait_until(
+            lambda: day.value("phalanx_checkpoints_total", outcome="quarantined"), "quarantine"
+        )
+        day.minutes(1)
+        assert day.firing() == {alert}
+        platform.wait_state(job, "running")
+        day.run_page(alert, names(platform, job))
+
+
+def test_f5_losses_that_are_not_finite(platform: Platform, go: Path) -> None:
+    alert = "PhalanxTrainingDiverges"
+    with game_day(platform, alert, FailureMode.DIVERGENCE, go) as day:
+        rollback = {"on_non_finite": "rollback"}
+        job = platform.submit(training("diverge", go, training=rollback))
+        wait_until(lambda: day.value("phalanx_failures_total", cause="diverged") >= 3, "roll-backs")
+        day.minutes(1)
+        assert alert in day.firing()
+        day.run_page(alert, names(platform, job))
+
+
+def test_f6_out_of_memory(platform: Platform, go: Path) -> None:
+    alert = "PhalanxOutOfMemory"
+    with game_day(platform, alert, FailureMode.MEMORY, go) as day:
+        job = platform.submit(training("memory", go, recovery={"oom": {"count": 9}}))
+        wait_until(lambda: day.value("phalanx_oom_kills_total") >= 3, "three failures")
+        day.minutes(1)
+        assert alert in day.firing()
+        day.run_page(alert, names(platform, job))
+
+
+def test_f7_a_storm_of_preemptions(platform: Platform, go: Path) -> None:
+    alert = "PhalanxPreemptionStorm"
+    with game_day(platform, alert, FailureMode.PREEMPTION, go) as day:
+        low = [platform.submit(waiting(go, priority=10)) for _ in range(SLOTS)]
+        for job in low:
+            platform.wait_state(job, "running")
+        high = platform.submit(waiting(go, priority=95, resources={"slots_per_node": SLOTS}))
+        wait_until(lambda: day.value("phalanx_preemptions_total") >= 10, "ten preemptions")
+        platform.wait_state(high, "running")
+        day.minutes(1)
+        assert alert in day.firing()
+        day.run_page(alert, names(platform, low[0]))
 
 
 def test_f7_nodes_that_are_lost(platform: Platform, go: Path) -> None:
@@ -172,3 +242,69 @@ def test_f9_ranks_that_do_not_fit_together(platform: Platform, go: Path) -> None
         day.minutes(1)
         assert day.firing() == {alert}
         day.run_page(alert, names(platform, job))
+
+
+def test_f10_a_loader_that_is_slow(platform: Platform, go: Path) -> None:
+    alert = "PhalanxDataStarvation"
+    with game_day(platform, alert, FailureMode.DATA, go) as day:
+        job = platform.submit(training("slow-data", go))
+        wait_until(lambda: day.value("data_wait_fraction") > 0.3, "the wait for data")
+        day.minutes(25, every=5)
+        assert day.firing() == set()
+        day.minutes(10, every=5)
+        assert day.firing() == {alert}
+        day.run_page(alert, names(platform, job))
+
+
+def clean_round(platform: Platform, go: Path) -> None:
+    """Load as of every day, to its end: training, jobs that are stopped, paused, preempted, or wrong.
+
+    All slots are in use, and one job waits.
+    """
+    go.unlink(missing_ok=True)
+    trains = [platform.submit(training("clean", go)) for _ in range(2)]
+    wrong = platform.submit(waiting(go, run=["sh", "-c", "exit 3"]))
+    stopped, paused = (platform.submit(waiting(go)) for _ in range(2))
+    low = platform.submit(waiting(go, priority=10, resources={"slots_per_node": 6}))
+    for job in (*trains, stopped, paused, low):
+        platform.wait_state(job, "running")
+    high = platform.submit(waiting(go, priority=90, resources={"slots_per_node": 6}))
+    platform.run("pause", paused)
+    platform.run("stop", stopped)
+    platform.wait_state(high, "running")
+    platform.wait_state(low, "queued")
+    platform.wait_state(paused, "paused")
+    platform.run("resume", paused)
+    go.touch()
+    for job in (*trains, paused, low, high):
+        platform.wait_state(job, "succeeded")
+    wait_until(lambda: platform.show(stopped).state == "cancelled", "the stop")
+    wait_until(lambda: platform.show(wrong).state == "failed", "the end of what is wrong")
+
+
+def ended(day: GameDay) -> Counter[str]:
+    """The jobs that have ended, by what ended them."""
+    faults = [one.value for one in JobFault]
+    return Counter({one: int(day.value(_ENDED, fault=one)) for one in faults})
+
+
+@pytest.mark.timeout(900 + 90 * CLEAN_MINUTES)
+def test_load_without_faults_pages_nobody(platform: Platform, go: Path) -> None:
+    """`CLEAN_MINUTES=60` is the hour. A round of load is one virtual minute or the time that it took.
+
+    The longer of both: alerts see the jobs as dense as they were, or denser.
+    """
+    day, begun, rounds = GameDay(platform), time.monotonic(), 0
+    before, until = ended(day), begun + CLEAN_MINUTES * 60
+    while rounds < CLEAN_ROUNDS or time.monotonic() < until:
+        at = time.monotonic()
+        clean_round(platform, go)
+        rounds += 1
+        day.minutes(max(1, round((time.monotonic() - at) / 60)))
+        pages = {name for name in day.firing() if BY_NAME[name].severity is Severity.PAGE}
+        assert pages == set(), f"round {rounds}: {day.messages}"
+    day.minutes(OVER_M, every=5)
+    assert [one["alert"] for one in day.messages if one["severity"] == "page"] == []
+    assert ended(day) - before == Counter(none=5 * rounds, user=rounds, cancelled=rounds)
+    minutes = (time.monotonic() - begun) / 60
+    print(f"{rounds} rounds, {7 * rounds} jobs in {minutes:.1f} minutes: {day.messages}")

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import yaml
 
-from e2e.platform.harness import BIN, HERE, Platform, kill
+from e2e.platform.harness import BIN, HERE, Platform, corrupt_newest
 from phalanx.kit.text import parse_job_label
 from phalanx.launch.ports import free_port
 from support.promql import without_variables
@@ -135,26 +134,6 @@ def scraping(folder: Path, platform: Platform, recorded: int) -> Iterator[Promet
     finally:
         process.terminate()
         process.wait(30)
-
-
-def corrupt_newest(platform: Platform, job: str) -> None:
-    """Stop the ranks, break the newest checkpoint, kill rank 0 and let the others go on."""
-    ranks = platform.rank_pids(job)
-    for pid in ranks.values():
-        psutil.Process(pid).suspend()
-    folder = platform.home / "checkpoints"
-    manifests = sorted(folder.rglob("step-*/MANIFEST.json"), key=lambda one: one.parent.name)
-    files = [one for one in manifests[-1].parent.rglob("*") if one.is_file()]
-    shard = max(
-        (one for one in files if one.name != "MANIFEST.json"), key=lambda one: one.stat().st_size
-    )
-    broken = bytearray(shard.read_bytes())
-    broken[len(broken) // 2] ^= 4
-    shard.write_bytes(broken)
-    kill(ranks[0])
-    for pid in ranks.values():
-        if psutil.pid_exists(pid):
-            psutil.Process(pid).resume()
 
 
 @dataclass

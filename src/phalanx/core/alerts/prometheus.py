@@ -13,6 +13,7 @@ from phalanx.core.alerts.table import (
     CHECKPOINTS,
     CONTROL_PLANE,
     JOBS,
+    LIMITS,
     RESOURCES,
     SUCCESS,
     Alert,
@@ -26,6 +27,7 @@ GROUPS: Mapping[str, tuple[Alert, ...]] = {
     "phalanx-checkpoints": CHECKPOINTS,
     "phalanx-jobs": JOBS,
     "phalanx-resources": RESOURCES,
+    "phalanx-limits": LIMITS,
 }
 _FIELD = re.compile(r"\{(\w+)(?::(\w+))?\}")
 _FORMS = {"": "humanize", "seconds": "humanizeDuration", "percent": "humanizePercentage"}

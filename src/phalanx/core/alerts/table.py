@@ -145,6 +145,9 @@ def _samples(window_s: int, how: str) -> Reading:
 
 #: Batches are split by the measured speed of the ranks: uneven ranks are what the user asked for.
 _SPLIT = _now("batch_share", _JOB)
+_QUOTA = ("project", "user", "slot_type", "unit")
+_BUDGET = ("scope", "name")
+_SPENT = _now("phalanx_budget_used_ratio", _BUDGET, how="max")
 _RUNNING = _now("phalanx_jobs", where={"state": "starting|running|recovering|stopping"})
 _AGE = _now("phalanx_job_checkpoint_age_seconds", _JOB)
 _INTERVAL = _now("phalanx_job_checkpoint_interval_seconds", _JOB)
@@ -595,6 +598,69 @@ RESOURCES = (
     ),
 )
 
-ALERTS: tuple[Alert, ...] = (*CONTROL_PLANE, *SUCCESS, *CHECKPOINTS, *JOBS, *RESOURCES)
+LIMITS = (
+    Alert(
+        "PhalanxQuotaNearlyUsed",
+        Severity.TICKET,
+        Compare(
+            Ratio(
+                _now("phalanx_quota_used", _QUOTA, how="max"),
+                _now("phalanx_quota_limit", _QUOTA, how="max"),
+            ),
+            ">=",
+            0.9,
+        ),
+        "{value:percent} of a quota of {project} {user} are used ({slot_type} {unit})",
+        "Further jobs of the project or user wait although slots are free.",
+        AlertScreen.CONTROL_PLANE,
+        FailureMode.CONTENTION,
+        hold_s=10 * MINUTE_S,
+    ),
+    Alert(
+        "PhalanxBudgetNearlySpent",
+        Severity.TICKET,
+        AllOf((Compare(_SPENT, ">=", 0.9), Compare(_SPENT, "<", 1))),
+        "{value:percent} of the budget of {scope} {name} are spent",
+        "Once it is spent no job of it starts, and beyond its limit for pauses running jobs pause.",
+        AlertScreen.EXECUTIVE,
+    ),
+    Alert(
+        "PhalanxBudgetSpent",
+        Severity.TICKET,
+        Compare(_SPENT, ">=", 1),
+        "The budget of {scope} {name} is spent: {value:percent}",
+        "No job of it starts until the budget is raised or its period ends.",
+        AlertScreen.EXECUTIVE,
+    ),
+    Alert(
+        "PhalanxLogQuotaReached",
+        Severity.TICKET,
+        Compare(
+            Ratio(
+                _now("phalanx_log_stored_bytes", how="max"),
+                _now("phalanx_log_quota_bytes", how="max"),
+            ),
+            ">=",
+            0.95,
+        ),
+        "Stored output of jobs takes {value:percent} of its quota",
+        "Output of ended jobs is deleted before its period is over, the oldest first. Output that is "
+        "pinned or held stays.",
+        AlertScreen.CONTROL_PLANE,
+        hold_s=HOUR_S,
+    ),
+    Alert(
+        "PhalanxLogSenderLate",
+        Severity.TICKET,
+        Compare(_now("phalanx_log_sender_lag_seconds", ("sender",), how="max"), ">", 15 * MINUTE_S),
+        "The sender {sender} has output that is {value:seconds} old",
+        "The endpoint of the sender does not answer, refuses, or takes less than ranks write. Output stays "
+        "in the platform, and is sent once the endpoint takes it, unless its period ends before.",
+        AlertScreen.CONTROL_PLANE,
+        hold_s=10 * MINUTE_S,
+    ),
+)
+
+ALERTS: tuple[Alert, ...] = (*CONTROL_PLANE, *SUCCESS, *CHECKPOINTS, *JOBS, *RESOURCES, *LIMITS)
 BY_NAME: Mapping[str, Alert] = {one.name: one for one in ALERTS}
 """Every alert by its name."""

@@ -12,6 +12,8 @@ from phalanx.core.telemetry.instruments import Kind
 
 MAX_QUOTAS = 500
 """The most quotas that have series."""
+MAX_BUDGETS = 500
+"""The most budgets that have series."""
 MAX_ANOMALIES = 100
 """The most anomalies of cost that have series of their own."""
 MAX_POOLS = 200
@@ -29,6 +31,7 @@ _QUOTA = (
     Label("project", most=MAX_QUOTAS),
     *(Label(name, most=1) for name in ("user", "slot_type", "unit")),
 )
+_BUDGET = (Label("scope", most=MAX_BUDGETS), Label("name", most=1))
 _ANOMALY = (Label("scope", most=MAX_ANOMALIES), Label("name", most=1), Label("state", most=1))
 _SENDER = Label("sender", most=MAX_SENDERS)
 _REMOVED = (
@@ -163,6 +166,13 @@ COST = (
         condition="the project is set up, has jobs or has had some",
     ),
     gauge("phalanx_cost_projects_not_shown", "Projects without series of cost"),
+    gauge(
+        "phalanx_budget_used_ratio",
+        "Share of a budget that was used in its period, running jobs included",
+        *_BUDGET,
+        condition="budgets are set",
+    ),
+    gauge("phalanx_budgets_not_shown", "Budgets without series"),
     gauge(
         "phalanx_cost_anomalies",
         "Anomalies of cost that are not closed",

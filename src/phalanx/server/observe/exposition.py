@@ -19,6 +19,7 @@ from phalanx.server.observe.process import put_process, put_shared
 from phalanx.server.observe.sheet import Sheet
 from phalanx.server.observe.training import JobSeries
 from phalanx.services.cost.anomalies import live_anomalies
+from phalanx.services.cost.budgets import list_budgets
 from phalanx.services.queries import feed
 from phalanx.services.queries.feed import Present
 from phalanx.services.quotas.usage import slot_types, uses_now
@@ -147,6 +148,7 @@ class Exposition:
         types = slot_types(self._platform)
         uses = self._platform.store.view(lambda tx: uses_now(self._platform, tx, types))
         families.put_quotas(sheet, uses)
+        families.put_budgets(sheet, list_budgets(self._platform, None, now))
         families.put_cost(sheet, stored.costs, live_anomalies(self._platform))
         families.put_removals(sheet, stored.removed, stored.num_deletions)
         configured = [one.name for one in self._context.log_senders.senders]

@@ -15,6 +15,7 @@ from phalanx.core.quotas.usage import QuotaUse
 from phalanx.core.retention.holds import RemovalCause
 from phalanx.core.retention.policy import DataKind
 from phalanx.core.scaling.model import PoolScaling, ScalingPolicy
+from phalanx.schemas.api.cost import BudgetView
 from phalanx.schemas.api.pools import NodeView, PoolView
 from phalanx.server.observe.sheet import Sheet
 from phalanx.services.logs.sending import lag_s
@@ -121,6 +122,14 @@ def put_quotas(sheet: Sheet, uses: Sequence[QuotaUse]) -> None:
         sheet.put("phalanx_quota_used", one.used, *place)
         sheet.put("phalanx_quota_limit", one.most, *place)
     sheet.put("phalanx_quotas_not_shown", max(0, len(uses) - limits.MAX_QUOTAS))
+
+
+def put_budgets(sheet: Sheet, found: Sequence[BudgetView]) -> None:
+    """Add the used share of the budgets, those that are used most where there are many."""
+    ordered = sorted(found, key=lambda one: (-one.used_percent, one.scope, one.name))
+    for one in ordered[: limits.MAX_BUDGETS]:
+        sheet.put("phalanx_budget_used_ratio", one.used_percent / 100, one.scope, one.name)
+    sheet.put("phalanx_budgets_not_shown", max(0, len(found) - limits.MAX_BUDGETS))
 
 
 def put_cost(sheet: Sheet, by_project: Mapping[str, Totals], found: Sequence[CostAnomaly]) -> None:

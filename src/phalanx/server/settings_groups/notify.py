@@ -56,6 +56,13 @@ class ReceiverSettings(SettingsGroup):
         default=(), description="States in which the end of a job is told."
     )
 
+    waits_s: float | None = Field(
+        default=None,
+        ge=60,
+        le=30 * 86_400,
+        description="A job that waits in the queue for longer than this, for slots or a quota, is told.",
+    )
+
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         given = [one for one in ("webhook", "slack", "mail") if getattr(self, one)]
@@ -89,6 +96,7 @@ class ReceiverSettings(SettingsGroup):
             keys=lambda: tuple(key_of(one()) for one in secrets),
             mail=self.mail,
             jobs=self.jobs,
+            waits_s=self.waits_s,
         )
 
 

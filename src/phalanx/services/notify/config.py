@@ -28,6 +28,7 @@ class ReceiverConfig:
     keys: Callable[[], tuple[bytes, ...]] = field(default=lambda: (), repr=False)  # that sign
     mail: tuple[str, ...] = ()  # addresses
     jobs: tuple[str, ...] = ()  # states in which the end of a job is told
+    waits_s: float | None = None  # a job that is queued for longer is told; None: none is
 
     @property
     def name(self) -> str:

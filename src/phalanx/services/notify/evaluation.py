@@ -5,6 +5,7 @@ Everything of one evaluation is stored in one transaction: no message without th
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,15 @@ from phalanx.core.notify.grouping import due_messages
 from phalanx.core.notify.samples import BUILT_IN, Sampled, Series, kept
 from phalanx.kit.text import random_hex
 from phalanx.services.notify.config import NotifyConfig, ReceiverConfig
-from phalanx.services.notify.messages import ALERTS, DIGEST, JOB, alert_body, job_body
+from phalanx.services.notify.messages import (
+    ALERTS,
+    DIGEST,
+    JOB,
+    WAITING,
+    alert_body,
+    job_body,
+    wait_body,
+)
 from phalanx.services.platform import Platform
 from phalanx.store import events, jobs
 from phalanx.store.database import Tx
@@ -25,6 +34,7 @@ Sample = Callable[[int], Mapping[Series, float]]
 """Takes a sample of everything that conditions read."""
 _KEPT_US = 7 * 86_400_000_000
 _EVENTS_AT_A_TIME = 2000
+_ID_CHARS = 64
 _ENDED = frozenset(one.value for one in TERMINAL)
 
 
@@ -71,6 +81,7 @@ def evaluate_step(
             for one in messages
         ]
         fresh += _of_jobs(platform, config, tx, now)
+        fresh += _of_waits(platform, config, tx, now)
         deliveries.add(tx, fresh, now)
         deliveries.drop_old(tx, now - _KEPT_US)
         alerts.drop_old_silences(tx, now)
@@ -82,6 +93,13 @@ def evaluate_step(
 
 def _message(receiver: str, kind: str, body: str, id: str = "") -> Mapping[str, str]:
     return {"id": id or f"msg_{random_hex(24)}", "receiver": receiver, "kind": kind, "body": body}
+
+
+def _id(*parts: object) -> str:
+    """An id of these parts that fits into its column, however long the name of the receiver is."""
+    whole = "-".join(map(str, parts))
+    digest = hashlib.sha256(whole.encode()).hexdigest()
+    return whole if len(whole) <= _ID_CHARS else f"{whole[: _ID_CHARS - 25]}-{digest[:24]}"
 
 
 def _of_jobs(
@@ -112,9 +130,45 @@ def _told_of(
     platform: Platform, wanted: Sequence[ReceiverConfig], stored: StoredJob, now: int
 ) -> Iterator[Mapping[str, str]]:
     """The messages about one job that has ended."""
-    job, facts = stored.job, stored.facts
+    job = stored.job
     for one in wanted:
-        of = one.wants.projects
-        if job.state.value in one.jobs and (not of or facts.project in of):
+        if job.state.value in one.jobs and _is_of(one, stored):
             body = job_body(stored, platform.job_url(job.num), now)
-            yield _message(one.name, JOB + job.state.value, body, f"job-{job.num}-{one.name}")
+            id = _id("job", job.num, one.name)
+            yield _message(one.name, JOB + job.state.value, body, id)
+
+
+def _of_waits(
+    platform: Platform, config: NotifyConfig, tx: Tx, now: int
+) -> Iterator[Mapping[str, str]]:
+    """Messages about jobs that wait for longer than receivers want, while the last one is not stored."""
+    wanted = [one for one in config.receivers.values() if one.waits_s is not None]
+    if not wanted:
+        return
+    queued, _ = platform.scheduler_cache.rows.jobs(tx)
+    fresh = {
+        id: (receiver, stored)
+        for stored in queued
+        if not (stored.job.waits_for or stored.job.waits_turn)
+        for receiver in wanted
+        if _is_of(receiver, stored) and _waited_s(stored, now) > (receiver.waits_s or 0.0)
+        for id in (_id("wait", stored.job.num, _queued_at(stored), receiver.name),)
+    }
+    for id in sorted(fresh.keys() - deliveries.ids_of(tx, WAITING)):
+        receiver, stored = fresh[id]
+        url = platform.job_url(stored.job.num)
+        body = wait_body(stored, _waited_s(stored, now), url, now)
+        yield _message(receiver.name, WAITING, body, id)
+
+
+def _queued_at(stored: StoredJob) -> int:
+    return stored.job.queued_at or stored.job.submitted_at
+
+
+def _waited_s(stored: StoredJob, now: int) -> float:
+    return max(0, now - _queued_at(stored)) / 1_000_000
+
+
+def _is_of(receiver: ReceiverConfig, stored: StoredJob) -> bool:
+    """Whether a receiver wants to know of jobs of this project."""
+    return not receiver.wants.projects or stored.facts.project in receiver.wants.projects

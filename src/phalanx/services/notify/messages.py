@@ -11,12 +11,14 @@ from phalanx.core.alerts.prometheus import AlertLinks, dashboard_url, runbook_ur
 from phalanx.core.alerts.table import BY_NAME
 from phalanx.core.notify.alert_life import LiveAlert
 from phalanx.core.notify.grouping import MOST_ALERTS, AlertMessage, severity_of
+from phalanx.core.reasons import Reason
 from phalanx.kit.text import job_label
 from phalanx.kit.units import format_duration, to_rfc3339
 from phalanx.store.jobs import StoredJob
 
 ALERTS, DIGEST, TEST, JOB = "alerts", "digest", "test", "job."
-"""Kinds of messages; that of a job has the state behind it."""
+"""Kinds of messages; that of a job has the state behind it, or `waiting`."""
+WAITING = f"{JOB}waiting"
 _FIELD = re.compile(r"\{(\w+)(?::(\w+))?\}")
 
 
@@ -94,18 +96,30 @@ def _names(found: tuple[LiveAlert, ...]) -> str:
 
 def job_body(stored: StoredJob, url: str, now: int) -> str:
     """The body of a message about the end of a job."""
+    said = f"{stored.job.state.value}: {stored.job.reason.message}"
+    return _body(JOB + stored.job.state.value, _of_job(stored, stored.job.reason, said, url), now)
+
+
+def wait_body(stored: StoredJob, waited_s: float, url: str, now: int) -> str:
+    """The body of a message about a job that has waited in the queue for so long."""
+    reason = stored.pending_reason or stored.job.reason
+    said = f"has waited for {format_duration(waited_s)}: {reason.message}"
+    data = _of_job(stored, reason, said, url) | {"waited_s": waited_s}
+    return _body(WAITING, data, now)
+
+
+def _of_job(stored: StoredJob, reason: Reason, said: str, url: str) -> dict[str, Any]:
     job, facts = stored.job, stored.facts
-    data = {
+    return {
         "job": job_label(job.num),
         "name": facts.name,
         "project": facts.project,
         "owner": facts.owner,
         "state": job.state.value,
-        "reason": {"code": job.reason.code.value, "message": job.reason.message},
-        "title": f"{job_label(job.num)} ({facts.name}) {job.state.value}: {job.reason.message}",
+        "reason": {"code": reason.code.value, "message": reason.message},
+        "title": f"{job_label(job.num)} ({facts.name}) {said}",
         "url": url,
     }
-    return _body(JOB + job.state.value, data, now)
 
 
 def test_body(receiver: str, now: int) -> str:

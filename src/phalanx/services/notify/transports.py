@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import smtplib
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import EmailMessage
 from enum import StrEnum
@@ -70,8 +70,7 @@ class Transports:
         except PlatformError as error:
             return SendResult(SendOutcome.FAILED, shorten(error.message, 300))
         except (OSError, smtplib.SMTPException, ValueError) as error:
-            said = shorten(str(error) or type(error).__name__, 300)
-            return SendResult(SendOutcome.FAILED, said)
+            return SendResult(SendOutcome.FAILED, _trouble(error))
 
     def _webhook(self, receiver: ReceiverConfig, one: Delivery, at_s: int) -> SendResult:
         body = one.body.encode()
@@ -110,5 +109,27 @@ class Transports:
                 server.starttls(context=ssl.create_default_context())
             if config.user:
                 server.login(config.user, config.password())
-            server.send_message(message)
-        return SendResult(SendOutcome.SENT)
+            refused = server.send_message(message)
+        # To send it again would send it twice to the other addresses.
+        return SendResult(SendOutcome.SENT, _refusals(refused) if refused else "")
+
+
+def _trouble(error: Exception) -> str:
+    """What was wrong with a try, for operators."""
+    match error:
+        case smtplib.SMTPRecipientsRefused():
+            said = _refusals(error.recipients)
+        case smtplib.SMTPResponseException():
+            said = f"the mail server answered {_answer(error.smtp_code, error.smtp_error)}"
+        case _:
+            said = str(error) or type(error).__name__
+    return shorten(said, 300)
+
+
+def _refusals(refused: Mapping[str, tuple[int, bytes]]) -> str:
+    every = (f"{address}: {_answer(*answer)}" for address, answer in sorted(refused.items()))
+    return shorten(f"the mail server refused {'; '.join(every)}", 300)
+
+
+def _answer(code: int, text: bytes | str) -> str:
+    return f"{code} {text.decode(errors='replace') if isinstance(text, bytes) else text}"

@@ -69,6 +69,11 @@ def add(tx: Tx, fresh: Sequence[Mapping[str, str]], now: int) -> None:
     tx.touched.topics.add(DELIVERIES)
 
 
+def ids_of(tx: Tx, kind: str) -> set[str]:
+    """The ids of all stored messages of a kind."""
+    return set(tx.conn.execute(select(_HERE.id).where(_HERE.kind == kind)).scalars())
+
+
 def due(tx: Tx, now: int, limit: int) -> list[Delivery]:
     """Open messages that are due, the oldest first."""
     query = select(deliveries).where(_HERE.state == DeliveryState.OPEN.value, _HERE.due_at <= now)
