@@ -19,7 +19,8 @@ from phalanx.server.observe.exposition import Exposition
 from phalanx.services.batches.submit import submit_batch
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.planning.scheduling import scheduling_step
-from phalanx.store import jobs, telemetry
+from phalanx.store import jobs
+from phalanx.store.metrics import arrivals
 
 MAX_SERIES = 100_000
 LIMIT_S = 1.0
@@ -52,7 +53,7 @@ def report(databases: tuple[str, ...], num_jobs: int) -> bool:
                 for num in range(1, live + 1):
                     points = [MetricPoint(rank, step, _now(), _window()) for rank in range(_RANKS)]
                     platform.store.transact(
-                        lambda tx, num=num, points=points: telemetry.add_points(  # type: ignore[misc]
+                        lambda tx, num=num, points=points: arrivals.add_points(  # type: ignore[misc]
                             tx, (num, 1, 0), 0, points
                         )
                     )

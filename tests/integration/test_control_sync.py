@@ -16,6 +16,7 @@ from integration.rig import URL, Rig, ScriptedSupervisor
 from phalanx.core.jobs.desired import Action
 from phalanx.errors import Unauthenticated, UserError
 from phalanx.schemas.wire import supervision as wire
+from phalanx.schemas.wire.report_bytes import REPORTS_TYPE, encode_request
 from phalanx.server import gate, sync_batches
 from phalanx.server.app import create_app
 from phalanx.server.sync_batches import SyncBatches
@@ -26,6 +27,7 @@ from phalanx.services.lifecycle.sync import (
     supervisor_sync_many,
 )
 from phalanx.store import events, lineage
+from phalanx.store.metrics import arrivals
 
 pytestmark = pytest.mark.integration
 
@@ -562,3 +564,53 @@ def test_secrets_are_sent_to_a_supervisor_that_starts_and_to_nothing_else(rig: R
     assert ask(one.token, node_rank=5).status_code == 401
     one.ready()
     assert ask(one.token).status_code == 403, "after its first call the token reads no secret"
+
+
+def post_bytes(rig: Rig, supervisor: ScriptedSupervisor, body: bytes) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {supervisor.token}", "Content-Type": REPORTS_TYPE}
+    with httpx.Client(base_url=URL, transport=rig.transport) as http:
+        return http.post("/api/v1/supervisors/sync", content=body, headers=headers)
+
+
+def test_metrics_as_bytes_are_stored_as_those_in_json(
+    rig: Rig, supervisor: ScriptedSupervisor
+) -> None:
+    num, late = supervisor.ref.job, supervisor.now() + 10**12
+    answer = supervisor.post(supervisor.request())
+    assert answer.headers["accept-post"] == f"application/json, {REPORTS_TYPE}"
+    points = [
+        wire.MetricPoint(rank, step, late, {"loss": step / 3} | ({"acc": 0.5} if rank else {}))
+        for step in range(4)
+        for rank in range(2)
+    ]
+    reports = [
+        wire.MetricsReport(seq=supervisor.next_seq(), generation=0, points=points[:4]),
+        wire.MetricsReport(seq=supervisor.next_seq(), generation=0, points=points[4:]),
+    ]
+    body = encode_request(supervisor.request(*reports))
+    assert body is not None
+    for _ in range(2):  # a repetition stores nothing
+        said = wire.SyncResponse.model_validate_json(post_bytes(rig, supervisor, body).content)
+        assert said.acked == reports[-1].seq
+    chunks, _ = rig.store.view(lambda tx: arrivals.chunks_of(tx, num, after=0, limit=10))
+    found = [point for chunk in chunks for point in chunk.points]
+    assert [one._replace(at=late) for one in found] == points
+    assert all(one.at <= rig.clock.now() for one in found), "no time is in the future"
+    assert rig.store.view(lambda tx: arrivals.names_of(tx, num)) == ["acc", "loss"]
+    row = rig.store.view(lambda tx: lineage.find_generation(tx, (num, 1, 0)))
+    assert row is not None and (row.first_step, row.last_step) == (0, 3)
+
+
+def test_bytes_that_are_no_call_are_refused_with_a_reason(
+    rig: Rig, supervisor: ScriptedSupervisor
+) -> None:
+    for body, said in ((b"", "known"), (b"PHR\x01\x02\0\0\0{}x", "bytes behind"), (b"{}", "known")):
+        answer = post_bytes(rig, supervisor, body)
+        assert (answer.status_code, said in answer.text) == (422, True), answer.text
+    point = wire.MetricPoint(0, 1, supervisor.now(), {"loss": 0.5})
+    report = wire.MetricsReport(seq=supervisor.next_seq(), generation=0, points=[point, point])
+    body = encode_request(supervisor.request(report))
+    assert body is not None
+    rank = body.index(b"}", body.rindex(b'"wait_s"')) + 1
+    answer = post_bytes(rig, supervisor, body[:rank] + b"\xff" * 4 + body[rank + 4 :])
+    assert (answer.status_code, "a rank is negative" in answer.text) == (400, True), answer.text

@@ -146,7 +146,8 @@ def _departure(woken: asyncio.Event) -> Iterator[asyncio.Event]:
         watching.cancel()
 
 
-def _context(request: Request) -> Context:
+# Not a plain function: those run in a thread, once for each request.
+async def _context(request: Request) -> Context:
     context = request.app.state.context
     assert isinstance(context, Context)
     return context

@@ -63,6 +63,8 @@ _SAFE = frozenset({"GET", "HEAD"})
 _CODE = "/api/v1/code/"
 # Supervisors send what ranks print in parts of about a megabyte, and the stacks of all ranks at once.
 _SYNC_BYTES = 64 << 20
+# Tokens of supervisors that are remembered.
+_MOST_SUPERVISORS = 10_000
 _SIZE = re.compile("[0-9]{1,18}")
 _REQUEST_ID = re.compile("[A-Za-z0-9._-]{1,64}")
 _TRACEPARENT = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
@@ -97,6 +99,8 @@ class Gate:
         self._context = context
         self._table = table
         self._trail = AuditTrail(context, table)
+        #: hashes of tokens of supervisors that are known, oldest first: what was issued once stays so
+        self._supervisors: dict[str, None] = {}
         own = urlsplit(context.platform.server_url).hostname or ""
         public = urlsplit(context.platform.public_url).hostname or own
         self._hosts = {own, public, *(one.lower() for one in context.settings.api.allowed_hosts)}
@@ -115,7 +119,7 @@ class Gate:
         try:
             caller = await self._check(scope, headers)
             if scope["path"] == _SYNC:
-                await in_thread(self._check_supervisor, headers)
+                await self._check_supervisor(headers)
             key = self._load_key(scope, headers, caller)
             self._check_load(key)
         except PlatformError as error:
@@ -298,14 +302,19 @@ class Gate:
             raise not_there(of, value)
         return found
 
-    def _check_supervisor(self, headers: Headers) -> None:
+    async def _check_supervisor(self, headers: Headers) -> None:
         """Reject unknown tokens before the large body is read; the service checks the rest."""
-        token = headers.get("authorization", "").removeprefix("Bearer ").strip()
-        known: bool = self._context.platform.store.view(
-            lambda tx: supervisors.knows_token(tx, token_hash(token))
+        hashed = token_hash(headers.get("authorization", "").removeprefix("Bearer ").strip())
+        if hashed in self._supervisors:
+            return
+        known: bool = await in_thread(
+            self._context.platform.store.view, lambda tx: supervisors.knows_token(tx, hashed)
         )
         if not known:
             raise Unauthenticated("this is not the token of that supervisor")
+        while len(self._supervisors) >= _MOST_SUPERVISORS:
+            del self._supervisors[next(iter(self._supervisors))]
+        self._supervisors[hashed] = None
 
     def _is_admin(self, shown: str) -> bool:
         return hmac.compare_digest(shown.encode(), self._context.admin.token.encode())

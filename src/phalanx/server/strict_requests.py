@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Header, Path, Query, Request
@@ -20,6 +21,7 @@ from starlette.responses import Response
 
 from phalanx.errors import Problem, SpecInvalid, TooManyRequests
 from phalanx.kit.text import replace_unencodable, shorten
+from phalanx.schemas.wire.report_bytes import REPORTS_TYPE, decode_request
 from phalanx.server import preconditions
 from phalanx.server.context import Threads, in_thread, limiter
 
@@ -67,8 +69,10 @@ class StrictRoute(APIRoute):
             endpoint = _writing(endpoint)
         super().__init__(path, endpoint, **of_fastapi)
 
-    repairs = False
-    """Whether text that cannot be stored is repaired and not refused."""
+    @property
+    def request_class(self) -> type[_StrictRequest]:
+        """What reads the body."""
+        return _StrictRequest
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler with the body read before it."""
@@ -82,8 +86,8 @@ class StrictRoute(APIRoute):
 
         async def strict(request: Request) -> Response:
             if takes_body:
-                request = _StrictRequest(request.scope, request.receive)
-                await request.read(self.repairs)
+                request = self.request_class(request.scope, request.receive)
+                await request.read()
             if kind is None:
                 return await handler(request)
             return await conditional(kind, request, handler)
@@ -104,23 +108,49 @@ def _writing(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _StrictRequest(Request):
-    """A request with a strict `json`; its content type does not matter."""
+    """A request with a strict `json`."""
 
-    async def read(self, repair: bool) -> None:
+    async def read(self) -> None:
         """Parse the body. Raises SpecInvalid."""
         body = await self.body()
         large = len(body) > _LARGE_BYTES
-        self._value = await in_thread(read_json, body, repair) if large else read_json(body, repair)
+        self._value = await in_thread(self.parsed, body) if large else self.parsed(body)
+
+    def parsed(self, body: bytes) -> Any:
+        """The value of a body. Raises SpecInvalid."""
+        return read_json(body)
 
     async def json(self) -> Any:
         """The parsed body."""
         return self._value
 
 
-class SupervisorRoute(StrictRoute):
-    """A route with reports of a supervisor: one that is refused would be sent again without end."""
+class _SupervisorRequest(_StrictRequest):
+    """Text that cannot be stored is repaired: a report that is refused would be sent again without end."""
 
-    repairs = True
+    def parsed(self, body: bytes) -> Any:
+        """The value of a body in JSON, or in bytes as `report_bytes` describes. Raises SpecInvalid."""
+        # Not by `self.headers`, which would be kept as they are now.
+        if (b"content-type", REPORTS_TYPE.encode()) not in self.scope["headers"]:
+            return read_json(body, repair=True)
+        # The framework parses what has the type of JSON.
+        self.scope["headers"] = [
+            (name, b"application/json" if name == b"content-type" else value)
+            for name, value in self.scope["headers"]
+        ]
+        try:
+            return decode_request(body, partial(read_json, repair=True))
+        except ValueError as error:
+            raise _refused(str(error)) from None
+
+
+class SupervisorRoute(StrictRoute):
+    """A route with reports of a supervisor."""
+
+    @property
+    def request_class(self) -> type[_StrictRequest]:
+        """What reads the body."""
+        return _SupervisorRequest
 
 
 def read_json(body: bytes, repair: bool = False) -> Any:

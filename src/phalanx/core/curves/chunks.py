@@ -5,6 +5,9 @@ rows, the arrivals that the chunk was joined of, and one entry for each column. 
 order: ranks, steps and times as differences, then for each metric its values, before them a bit for each
 row where not every row has one. Numbers of several bytes stand plane by plane and are compressed by zlib
 where that is shorter.
+
+A report that has just arrived is joined with others soon: its numbers stand side by side, and without
+differences, which takes a fraction of the time to write and to read. Such chunks have version 2.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from numpy.typing import NDArray
 
 from phalanx.core.curves.columns import Floats, Ints, MetricColumns
 
-VERSION = 1
+VERSION = 2
+"""The newest version that is read."""
 MAX_ROWS = 1 << 20
 """The most points in one chunk."""
 MAX_VALUES = 1 << 22
@@ -30,6 +34,7 @@ _HEAD = 8
 _LEVEL = 1
 # Bytes of a column that are not compressed: those of one report, which is soon joined with others.
 _SHORT = 4096
+_PLAIN_INTS, _PLAIN_FLOATS = "plain <i8", ("plain <f4", "plain <f8")
 _INTS = ("<i1", "<i2", "<i4", "<i8")
 _FLOATS = ("<f4", "<f8")
 Arrival: TypeAlias = tuple[int, int]
@@ -47,8 +52,7 @@ class DecodedChunk:
 def encode(columns: MetricColumns, arrivals: Sequence[Arrival] = ()) -> bytes:
     """The bytes of a chunk. Raises ValueError for more than a chunk may have."""
     rows = columns.num_rows
-    if rows > MAX_ROWS or columns.num_values > MAX_VALUES:
-        raise ValueError(f"{rows} points with {columns.num_values} values are too many for a chunk")
+    _check_size(columns)
     heads: list[Any] = []
     parts: list[bytes] = []
     for values in (columns.ranks, columns.steps, columns.times):
@@ -64,8 +68,39 @@ def encode(columns: MetricColumns, arrivals: Sequence[Arrival] = ()) -> bytes:
         {"rows": rows, "arrivals": [list(one) for one in arrivals], "columns": heads},
         separators=(",", ":"),
     ).encode()
-    start = _MAGIC + bytes([VERSION]) + len(head).to_bytes(4, "little")
-    return b"".join((start, head, *parts))
+    return b"".join((_start(1, head), head, *parts))
+
+
+def encode_report(columns: MetricColumns) -> bytes:
+    """The bytes of one report, which are quick to make. Raises ValueError as `encode` does."""
+    rows = columns.num_rows
+    _check_size(columns)
+    heads: list[Any] = []
+    parts: list[bytes] = []
+    for numbers in (columns.ranks, columns.steps, columns.times):
+        data = numbers.astype("<i8", copy=False).tobytes()
+        heads.append([0, _PLAIN_INTS, len(data)])
+        parts.append(data)
+    for name, (places, found) in columns.values.items():
+        mask = b"" if len(places) == rows else _pack_mask(places, rows)
+        with np.errstate(over="ignore", invalid="ignore"):
+            short = found.astype("<f4")
+        is_same = bool((short == found).all())
+        data = short.tobytes() if is_same else found.astype("<f8", copy=False).tobytes()
+        heads.append([name, len(places), len(mask), _PLAIN_FLOATS[not is_same], len(data)])
+        parts += (mask, data)
+    head = json.dumps({"rows": rows, "arrivals": [], "columns": heads}).encode()
+    return b"".join((_start(2, head), head, *parts))
+
+
+def _start(version: int, head: bytes) -> bytes:
+    return _MAGIC + bytes([version]) + len(head).to_bytes(4, "little")
+
+
+def _check_size(columns: MetricColumns) -> None:
+    rows, many = columns.num_rows, columns.num_values
+    if rows > MAX_ROWS or many > MAX_VALUES:
+        raise ValueError(f"{rows} points with {many} values are too many for a chunk")
 
 
 def decode(data: bytes, names: Collection[str] | None = None) -> DecodedChunk:
@@ -79,8 +114,8 @@ def decode(data: bytes, names: Collection[str] | None = None) -> DecodedChunk:
 def _decode(data: memoryview, names: Collection[str] | None) -> DecodedChunk:
     if bytes(data[:3]) != _MAGIC:
         raise ValueError("not a metric chunk")
-    if data[3] != VERSION:
-        raise ValueError(f"a metric chunk of version {data[3]}; this release reads {VERSION}")
+    if not 1 <= data[3] <= VERSION:
+        raise ValueError(f"a metric chunk of version {data[3]}; this release reads up to {VERSION}")
     at = _HEAD + int.from_bytes(data[4:_HEAD], "little")
     if at > len(data):
         raise ValueError("a metric chunk that is cut off")
@@ -136,6 +171,8 @@ def _pack_ints(values: Ints) -> tuple[int, str, bytes]:
 
 
 def _unpack_ints(data: memoryview, first: int, kind: str, rows: int) -> Ints:
+    if kind == _PLAIN_INTS:
+        return _plain(data, kind, rows).astype(np.int64, copy=False)
     if kind not in _INTS:
         raise ValueError(f"{kind!r} is no width of whole numbers")
     found = np.empty(rows, np.int64)
@@ -158,9 +195,19 @@ def _pack_floats(values: Floats) -> tuple[str, bytes]:
 
 
 def _unpack_floats(data: memoryview, kind: str, many: int) -> Floats:
+    if kind in _PLAIN_FLOATS:
+        return _plain(data, kind, many).astype(np.float64)
     if kind not in _FLOATS:
         raise ValueError(f"{kind!r} is no width of numbers")
     return _from_planes(data, kind, many).astype(np.float64)
+
+
+def _plain(data: memoryview, kind: str, many: int) -> NDArray[Any]:
+    """Numbers that stand side by side."""
+    width = np.dtype(kind.removeprefix("plain "))
+    if len(data) != many * width.itemsize:
+        raise ValueError(f"a column of {many} numbers has {len(data)} bytes")
+    return np.frombuffer(data, width)
 
 
 def _planes(values: NDArray[Any]) -> bytes:

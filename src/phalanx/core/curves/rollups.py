@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.curves import Reduce
-from phalanx.core.curves.columns import Ints, Samples, joined
+from phalanx.core.curves.columns import Floats, Ints, Samples, joined
 
 SHORT = 1024
 """The most samples of a series that is kept as it is."""
@@ -61,6 +61,37 @@ def by_step(fine: Intervals, width: int) -> Intervals:
     return _reduced(fine, fine["last_step"] // width)
 
 
+def intervals_by_step(samples: Samples, width: int) -> Intervals:
+    """`by_step(intervals_of(samples), width)` in a fraction of the time; the samples are sorted by step."""
+    groups = samples.steps // width
+    starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
+    ends = np.append(starts[1:], len(samples))
+    found = np.empty(len(starts), INTERVAL)
+    is_finite = np.isfinite(samples.values)
+    found["count"] = ends - starts
+    found["finite"] = np.add.reduceat(is_finite, starts, dtype=np.int64)
+    with np.errstate(over="ignore"):
+        found["sum"] = np.add.reduceat(np.where(is_finite, samples.values, 0.0), starts)
+    own = np.repeat(np.arange(len(starts)), ends - starts)
+    heights = np.where(is_finite, samples.values, np.inf)
+    places = {
+        "first": starts,
+        "low": _extremes(heights, starts, own, np.minimum),
+        "high": _extremes(heights, starts, own, np.maximum),
+        "last": ends - 1,
+    }
+    for kind, here in places.items():
+        found[kind] = samples.values[here]
+        found[f"{kind}_step"], found[f"{kind}_time"] = samples.steps[here], samples.times[here]
+    return found
+
+
+def _extremes(heights: Floats, starts: Ints, own: Ints, least: np.ufunc) -> Ints:
+    """The first place of the extreme of each group; `own` has the group of each place."""
+    hits = np.flatnonzero(heights == least.reduceat(heights, starts)[own])
+    return hits[np.searchsorted(own[hits], np.arange(len(starts)))]
+
+
 def by_number(fine: Intervals, many: int) -> Intervals:
     """Reduce to `many` intervals with about the same number of those before."""
     return _reduced(fine, np.arange(len(fine)) * many // max(1, len(fine)))
@@ -83,8 +114,7 @@ def _reduced(fine: Intervals, groups: Ints) -> Intervals:
     _take(found, "last", fine, ends - 1)
     for kind, least in (("low", np.minimum), ("high", np.maximum)):
         heights = np.where(np.isfinite(fine[kind]), fine[kind], np.inf)
-        hits = np.flatnonzero(heights == least.reduceat(heights, starts)[own])
-        _take(found, kind, fine, hits[np.searchsorted(own[hits], np.arange(len(starts)))])
+        _take(found, kind, fine, _extremes(heights, starts, own, least))
     return found
 
 
@@ -166,9 +196,10 @@ def renewed(
     first, last = int(fresh.steps[0]) // width, int(fresh.steps[-1]) // width
     if fresh.steps[0] <= last_step:
         before = stored(first * width, (last + 1) * width - 1)
-        return by_step(intervals_of(joined([before, fresh]).newest()), width)
+        return intervals_by_step(joined([before, fresh]).newest(), width)
     here = known[known["last_step"] // width == first]
-    return by_step(np.concatenate([here, intervals_of(fresh)]), width)
+    found = intervals_by_step(fresh, width)
+    return by_step(np.concatenate([here, found]), width) if len(here) else found
 
 
 def thinned(samples: Samples, max_points: int, reduce: Reduce = "extremes") -> Samples:

@@ -6,9 +6,11 @@ state down, as a long poll. The control plane speaks this protocol's number and 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from phalanx.core.contract.provenance import MAX_PACKAGES, InstalledSoftware
 from phalanx.core.contract.records import MetricPoint
@@ -350,6 +352,46 @@ class MetricsReport(GenerationReport):
     leads: bool = True
 
 
+MAX_REPORT_ROWS, MAX_REPORT_METRICS, MAX_REPORT_VALUES = 1 << 16, 10_000, 1 << 22
+"""Points, metrics and values of one report in columns."""
+_ROW_BYTES, _PLACE_BYTES, _VALUE_BYTES = 20, 4, 8
+
+
+def size_of_columns(rows: int, counts: Iterable[int]) -> int:
+    """Bytes of the columns of a report with as many values of each metric; see `report_bytes`."""
+    return rows * _ROW_BYTES + sum(
+        many * (_VALUE_BYTES if many == rows else _VALUE_BYTES + _PLACE_BYTES) for many in counts
+    )
+
+
+class MetricColumnsReport(GenerationReport):
+    """A `MetricsReport` in columns, in a call as bytes: `report_bytes` says what is in `data`.
+
+    `metrics` has the name of each metric and the number of its values.
+    """
+
+    KIND: ClassVar[str] = "metric_columns"
+    kind: Literal["metric_columns"] = "metric_columns"
+    rows: Annotated[int, Field(ge=1, le=MAX_REPORT_ROWS)]
+    metrics: Annotated[
+        list[tuple[EncodableText, Annotated[int, Field(ge=1, le=MAX_REPORT_ROWS)]]],
+        Field(max_length=MAX_REPORT_METRICS),
+    ]
+    leads: bool = True
+    data: SkipJsonSchema[bytes] = Field(default=b"", exclude=True, repr=False)
+
+    @model_validator(mode="after")
+    def _has_all_columns(self) -> Self:
+        counts = [many for _, many in self.metrics]
+        if len({name for name, _ in self.metrics}) < len(counts):
+            raise ValueError("a metric is named twice")
+        if any(many > self.rows for many in counts) or sum(counts) > MAX_REPORT_VALUES:
+            raise ValueError(f"more values than {self.rows} rows or a report may have")
+        if len(self.data) != size_of_columns(self.rows, counts):
+            raise ValueError("the columns have another size than the head says")
+        return self
+
+
 class LogReport(GenerationReport):
     """Bytes [offset, offset + len) of one rank's stream, base64. `dropped`: bytes lost before them.
 
@@ -394,6 +436,7 @@ Report = Annotated[
     | RanksStalledReport
     | LedgerReport
     | MetricsReport
+    | MetricColumnsReport
     | LogReport
     | SoftwareReport
     | InputsReport

@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.roles import node_of_rank, part_at, world_of
@@ -17,6 +17,7 @@ from phalanx.core.reasons import Cause
 from phalanx.core.training.ledger import Consumed, merge
 from phalanx.errors import UserError
 from phalanx.schemas.wire import supervision as wire
+from phalanx.schemas.wire.report_bytes import decode_columns
 from phalanx.services.lifecycle.commit import LEAVING, Note
 from phalanx.services.lifecycle.provenance.attempt_facts import (
     input_events,
@@ -27,9 +28,15 @@ from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.lineage import GenerationRow, LedgerSlice
 from phalanx.store.metrics import arrivals
+from phalanx.store.metrics.arrivals import MetricsKey
 from phalanx.store.storage import objects
 from phalanx.store.studies import trial_reports
 from phalanx.store.studies.trial_reports import Taken
+
+if TYPE_CHECKING:
+    from phalanx.core.curves.columns import MetricColumns
+
+_FAR_US = 1 << 62
 
 
 @dataclass(slots=True)
@@ -49,6 +56,8 @@ class Inbox:
     row: dict[str, Any] = field(default_factory=dict)  # changes of the supervisor's row
     #: rows of reports of a trial, stored together
     results: list[dict[str, Any]] = field(default_factory=list)
+    #: metrics on the control plane's clock, stored together
+    columns: list[tuple[MetricsKey, MetricColumns]] = field(default_factory=list)
     #: rows of generations by number, as they are stored
     _stored: dict[int, GenerationRow | None] = field(default_factory=dict)
     #: rows of the attempt's generations, where all of them have been read; None: they are read one by one
@@ -83,7 +92,7 @@ class Inbox:
         return [(row, self._stored[number]) for number, row in self._generations.items()]
 
     def flush(self) -> None:
-        """Store the times of generations that the reports have changed, and the results of a trial."""
+        """Store the times of generations that the reports have changed, metrics, and results of a trial."""
         flush_all([self])
 
 
@@ -95,6 +104,7 @@ def flush_all(inboxes: Sequence[Inbox]) -> None:
     if inboxes:
         changed = [row for one in inboxes for row in one.changed()]
         lineage.put_generations(inboxes[0].tx, changed)
+        arrivals.add_columns(inboxes[0].tx, [report for one in inboxes for report in one.columns])
 
 
 def read_report(inbox: Inbox, report: wire.Report) -> None:
@@ -345,10 +355,27 @@ def _ledger(inbox: Inbox, report: wire.LedgerReport) -> None:
 
 
 def _metrics(inbox: Inbox, report: wire.MetricsReport) -> None:
-    points = [one._replace(at=inbox.ours(one.at)) for one in report.points]
-    arrivals.add_points(inbox.tx, inbox.key(report.generation), points)
-    for point in points[:1] + points[-1:] if report.leads else ():
-        record_step(inbox, report.generation, point.step, point.at)
+    for columns in arrivals.columns_in(report.points):
+        _take_columns(inbox, report, columns)
+
+
+def _metric_columns(inbox: Inbox, report: wire.MetricColumnsReport) -> None:
+    try:
+        columns = decode_columns(report)
+    except ValueError as error:
+        raise UserError(f"report {report.seq}: {error}") from error
+    _take_columns(inbox, report, columns)
+
+
+def _take_columns(
+    inbox: Inbox, report: wire.MetricsReport | wire.MetricColumnsReport, columns: MetricColumns
+) -> None:
+    offset = inbox.offset_us
+    # Far below any time, so that the sum has 64 bits.
+    times = columns.times.clip(-_FAR_US, inbox.now - offset) + offset
+    inbox.columns.append((inbox.key(report.generation), replace(columns, times=times)))
+    for place in (0, -1) if report.leads else ():
+        record_step(inbox, report.generation, int(columns.steps[place]), int(times[place]))
 
 
 def _log(inbox: Inbox, report: wire.LogReport) -> None:
@@ -426,6 +453,7 @@ _READERS: Mapping[type, Callable[[Inbox, Any], None]] = {
     wire.RanksStalledReport: _rank_failed,
     wire.LedgerReport: _ledger,
     wire.MetricsReport: _metrics,
+    wire.MetricColumnsReport: _metric_columns,
     wire.LogReport: _log,
     wire.SeedReport: _seed,
     wire.SoftwareReport: _software,

@@ -5,15 +5,16 @@ A chunk is one report, or several that were joined; readers see the reports eith
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy import ColumnElement, Row, Select, and_, bindparam, func, or_, select, text
 
 from phalanx.core.contract.records import MetricPoint
 from phalanx.errors import StoreCorrupt
 from phalanx.store.database import Tx, take_numbers
+from phalanx.store.engines.many_rows import run_many
 from phalanx.store.schema.metrics import (
     chunk_row,
     metric_chunks,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from phalanx.core.curves.chunks import DecodedChunk
     from phalanx.core.curves.columns import MetricColumns
 
+MetricsKey: TypeAlias = tuple[int, int, int]
+"""(job, attempt, generation)."""
 FULL = 64
 """Reports of a job that are folded together, at least, while it goes on reporting."""
 FULL_ROWS = 10_000
@@ -39,6 +42,9 @@ _FEW_AT_A_TIME = {"yield_per": 4}
 # Statements that run for each report are made once: to make one costs more than to run it.
 _ADD = metric_chunks.insert()
 _NAMES = select(metric_names.c.name).where(metric_names.c.job == bindparam("_job"))
+_NAMES_OF_MANY = select(metric_names.c.job, metric_names.c.name).where(
+    metric_names.c.job.in_(bindparam("_jobs", expanding=True))
+)
 _ADD_NAME = text("INSERT INTO metric_names (job, name) VALUES (:job, :name) ON CONFLICT DO NOTHING")
 
 
@@ -58,38 +64,52 @@ def metrics_topic(job: int) -> str:
     return f"metrics:{job}"
 
 
-def add_points(tx: Tx, key: tuple[int, int, int], points: Sequence[MetricPoint]) -> None:
-    """Append the points of one report; `key` is (job, attempt, generation).
+def add_points(tx: Tx, key: MetricsKey, points: Sequence[MetricPoint]) -> None:
+    """Append the points of one report. Raises OverflowError for a step or a time of more than 64 bits."""
+    add_columns(tx, [(key, columns) for columns in columns_in(points)])
 
-    Raises OverflowError for a step or a time of more than 64 bits.
-    """
+
+def columns_in(points: Sequence[MetricPoint]) -> list[MetricColumns]:
+    """The columns of some points, in parts that fit in a chunk. Raises OverflowError, as `add_points`."""
     if not points:
-        return
+        return []
     from phalanx.core.curves import chunks
     from phalanx.core.curves.columns import columns_of
 
     columns = columns_of(points)
     if columns.num_rows > chunks.MAX_ROWS or columns.num_values > chunks.MAX_VALUES:
         half = len(points) // 2
-        add_points(tx, key, points[:half])
-        add_points(tx, key, points[half:])
+        return columns_in(points[:half]) + columns_in(points[half:])
+    return [columns]
+
+
+def add_columns(tx: Tx, reports: Sequence[tuple[MetricsKey, MetricColumns]]) -> None:
+    """Append reports, in a few statements; each has a row at least, and no more than fit in a chunk."""
+    if not reports:
         return
-    number = take_numbers(tx, "metric")
-    job = key[0]
-    row = chunk_row(columns, chunks.encode(columns))
-    named = dict(zip(("job", "attempt", "generation"), key, strict=True))
-    row |= named | {"id": number, "last_id": number, "folded": 0}
-    tx.conn.execute(_ADD, row)
-    tx.touched.topics.add(metrics_topic(job))
-    add_names(tx, job, set(columns.values))
+    from phalanx.core.curves import chunks
+
+    first = take_numbers(tx, "metric", len(reports))
+    rows, names = list[dict[str, Any]](), dict[int, set[str]]()
+    for number, ((job, attempt, generation), columns) in enumerate(reports, first):
+        row = chunk_row(columns, chunks.encode_report(columns))
+        row |= {"job": job, "attempt": attempt, "generation": generation}
+        rows.append(row | {"id": number, "last_id": number, "folded": 0})
+        tx.touched.topics.add(metrics_topic(job))
+        names.setdefault(job, set()).update(columns.values)
+    run_many(tx.conn, _ADD, rows)
+    _add_names(tx, names)
 
 
-def add_names(tx: Tx, job: int, names: set[str]) -> None:
-    """Note names of metrics of a job."""
-    fresh = names.difference(names_of(tx, job))
+def _add_names(tx: Tx, names: Mapping[int, set[str]]) -> None:
+    """Note names of metrics of some jobs."""
+    known = tx.conn.execute(_NAMES_OF_MANY, {"_jobs": list(names)})
+    fresh = {(job, name) for job, some in names.items() for name in some}
+    fresh.difference_update((job, name) for job, name in known)
     if fresh:
         # Supervisors of one job may add the same name at the same time.
-        tx.conn.execute(_ADD_NAME, [{"job": job, "name": name} for name in sorted(fresh)])
+        rows = [{"job": job, "name": name} for job, name in sorted(fresh)]
+        tx.conn.execute(_ADD_NAME, rows)
 
 
 def names_of(tx: Tx, job: int) -> list[str]:

@@ -94,7 +94,7 @@ def _roll_up(tx: Tx, job: int, batch: dict[series.SeriesKey, Samples]) -> None:
     rows = [
         _grown(tx, by_key.get(key), key, samples, stored) for key, samples in sorted(batch.items())
     ]
-    series.put(tx, rows, known)
+    series.put(tx, rows)
 
 
 @dataclass(slots=True)

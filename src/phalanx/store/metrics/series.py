@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, select, text
 
 from phalanx.core.curves.rollups import (
     INTERVAL,
@@ -19,7 +19,6 @@ from phalanx.core.curves.rollups import (
 )
 from phalanx.errors import StoreCorrupt
 from phalanx.store.database import Tx, columns_of
-from phalanx.store.engines.many_rows import run_many
 from phalanx.store.schema.metrics import metric_pages, metric_series
 
 SeriesKey = tuple[int, str, int]
@@ -36,14 +35,18 @@ _ONE = (
     )
     .order_by(_PAGES.page)
 )
-_DROP_PAGE = metric_pages.delete().where(
-    _PAGES.job == bindparam("_job"),
-    _PAGES.name == bindparam("_name"),
-    _PAGES.rank == bindparam("_rank"),
-    _PAGES.level == bindparam("_level"),
-    _PAGES.page.between(bindparam("_first"), bindparam("_last")),
+# As text, because it is the same for both databases.
+_PUT_PAGE = text(
+    "INSERT INTO metric_pages (job, name, rank, level, page, data) "
+    "VALUES (:job, :name, :rank, :level, :page, :data) "
+    "ON CONFLICT (job, name, rank, level, page) DO UPDATE SET data = excluded.data"
 )
-_ADD_PAGE = metric_pages.insert()
+_SERIES = tuple(column.name for column in metric_series.columns)
+_PUT_SERIES = text(
+    f"INSERT INTO metric_series ({', '.join(_SERIES)}) "  # noqa: S608 - own names
+    f"VALUES ({', '.join(f':{one}' for one in _SERIES)}) ON CONFLICT (job, name, rank) DO UPDATE SET "
+    + ", ".join(f"{one} = excluded.{one}" for one in _SERIES[3:])
+)
 # Names of jobs in one statement.
 _MOST_JOBS = 500
 
@@ -82,16 +85,10 @@ def find(
     return found
 
 
-def put(tx: Tx, rows: Sequence[SeriesRow], known: Sequence[SeriesRow]) -> None:
-    """Store rows of one job in place of those that are known."""
-    here = metric_series.c
-    keys = {one.key for one in known}
-    for row in rows:
-        if row.key in keys:
-            same = (here.job == row.job, here.name == row.name, here.rank == row.rank)
-            tx.conn.execute(metric_series.delete().where(*same))
+def put(tx: Tx, rows: Sequence[SeriesRow]) -> None:
+    """Store rows, in place of those with the same keys."""
     if rows:
-        tx.conn.execute(metric_series.insert(), [columns_of(one) for one in rows])
+        tx.conn.execute(_PUT_SERIES, [columns_of(one) for one in rows])
 
 
 def intervals(tx: Tx, key: SeriesKey, level: int, first: int, last: int) -> Intervals:
@@ -103,14 +100,13 @@ def intervals(tx: Tx, key: SeriesKey, level: int, first: int, last: int) -> Inte
 def put_intervals(tx: Tx, key: SeriesKey, level: int, found: Intervals, width: int) -> None:
     """Store the intervals of whole pages, in place of what these pages have."""
     pages = found["last_step"] // width // PAGE
-    tx.conn.execute(_DROP_PAGE, _place(key, level, int(pages[0]), int(pages[-1])))
     starts = np.flatnonzero(np.diff(pages, prepend=pages[0] - 1))
     named = dict(zip(("job", "name", "rank"), key, strict=True)) | {"level": level}
     rows = [
         named | {"page": int(pages[start]), "data": pack_intervals(part)}
         for start, part in zip(starts, np.split(found, starts[1:]), strict=True)
     ]
-    run_many(tx.conn, _ADD_PAGE, rows)
+    tx.conn.execute(_PUT_PAGE, rows)
 
 
 def intervals_of_many(

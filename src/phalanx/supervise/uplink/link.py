@@ -25,6 +25,7 @@ from phalanx.kit.clock import Clock, backoff_s
 from phalanx.launch.files import distrusted
 from phalanx.launch.tls import trust
 from phalanx.schemas.wire.assignments import Assignment
+from phalanx.schemas.wire.report_bytes import REPORTS_TYPE, encode_request
 from phalanx.schemas.wire.supervision import (
     MAX_RESULTS,
     CheckpointReport,
@@ -48,6 +49,7 @@ _MAX_WAIT_S = 2.0
 MAX_WAITING = 20_000
 _BATCH_BYTES = 1 << 20
 _BULK = ("log", "metrics", "ledger")
+_NOT_UNDERSTOOD = (400, 415, 422)
 
 
 class Outbox:
@@ -215,6 +217,7 @@ class SyncConnection:
         self._connection: http.client.HTTPConnection | None = None
         self._url = ""
         self._by_url = False
+        self._takes_bytes = False  # said by the last answer on this connection
 
     def sync(self, request: SyncRequest) -> SyncResponse:
         """Make one call. Raises OSError, and StoreUnwritable when the control plane cannot store."""
@@ -222,20 +225,17 @@ class SyncConnection:
             self.close()
             self._connection = self._connect()
         over_socket = isinstance(self._connection, _SocketConnection)
-        headers = {
-            "Authorization": f"Bearer {self._token}",
-            "Content-Type": "application/json",
-        }
-        if self._trace is not None:
-            headers["traceparent"] = _traceparent(self._trace, request)
         try:
             connection = self._connection
             if connection.sock is not None:
                 connection.sock.settimeout(request.wait_s + _ANSWER_S)
             connection.timeout = request.wait_s + _ANSWER_S
-            connection.request("POST", PATH, request.model_dump_json().encode(), headers)
-            answer = connection.getresponse()
-            data = answer.read()
+            body = encode_request(request) if self._takes_bytes else None
+            answer, data = self._post(connection, request, body)
+            if body is not None and answer.status in _NOT_UNDERSTOOD:
+                # Behind the same address another control plane answers, which has the release before.
+                answer, data = self._post(connection, request, None)
+            self._takes_bytes = REPORTS_TYPE in (answer.getheader("Accept-Post") or "")
             if _cannot_store(answer.status, data):
                 raise StoreUnwritable(f"the control plane cannot store: {data[:200]!r}")
             if answer.status != 200:
@@ -249,7 +249,23 @@ class SyncConnection:
             self._by_url = over_socket
             raise OSError(trust.told(error, self._url)) from error
 
+    def _post(
+        self, connection: http.client.HTTPConnection, request: SyncRequest, body: bytes | None
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """Send a call as bytes, or as JSON where there are none; returns the answer with its body."""
+        headers = {
+            "Authorization": f"Bearer {self._token}",
+            "Content-Type": "application/json" if body is None else REPORTS_TYPE,
+        }
+        if self._trace is not None:
+            headers["traceparent"] = _traceparent(self._trace, request)
+        sent = request.model_dump_json().encode() if body is None else body
+        connection.request("POST", PATH, sent, headers)
+        answer = connection.getresponse()
+        return answer, answer.read()
+
     def _connect(self) -> http.client.HTTPConnection:
+        self._takes_bytes = False
         self._url = self._address.url
         parts = urlsplit(self._url)
         if self._address.socket and not self._by_url and not distrusted(Path(self._address.socket)):

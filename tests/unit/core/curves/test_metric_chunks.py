@@ -41,9 +41,10 @@ def read(columns: MetricColumns) -> list[MetricPoint]:
 @given(POINTS)
 @example([MetricPoint(0, 0, 0, {}), MetricPoint(0, 0, -(2**63), {})])
 def test_points_come_back_as_they_were(points: list[MetricPoint]) -> None:
-    found = read(chunks.decode(chunks.encode(columns_of(points))).columns)
-    assert len(found) == len(points)
-    assert all(same(one, other) for one, other in zip(found, points, strict=True))
+    for encode in (chunks.encode, chunks.encode_report):
+        found = read(chunks.decode(encode(columns_of(points))).columns)
+        assert len(found) == len(points)
+        assert all(same(one, other) for one, other in zip(found, points, strict=True))
 
 
 @given(st.lists(POINTS.filter(len), min_size=1, max_size=4))
@@ -80,7 +81,8 @@ def test_single_precision_takes_half_only_where_nothing_is_lost() -> None:
 @given(st.data())
 def test_wrong_bytes_are_errors(data: st.DataObject) -> None:
     points = [MetricPoint(r, s, s, {"loss": s / 3}) for s in range(700) for r in range(2)]
-    good = chunks.encode(columns_of(points[: data.draw(st.sampled_from([3, 1400]))]))
+    encode = data.draw(st.sampled_from([chunks.encode, chunks.encode_report]))
+    good = encode(columns_of(points[: data.draw(st.sampled_from([3, 1400]))]))
     at = data.draw(st.integers(0, len(good) - 1))
     kind = data.draw(st.sampled_from(["cut", "more", "flip"]))
     if kind == "cut":
@@ -101,14 +103,16 @@ def test_a_small_chunk_cannot_ask_for_much_memory() -> None:
     start = b"PMC\x01" + len(head).to_bytes(4, "little")
     with pytest.raises(ValueError, match="may be 1048576"):
         chunks.decode(start + head)
-    with pytest.raises(ValueError, match="version 2"):
-        chunks.decode(b"PMC\x02" + start[4:] + head)
+    with pytest.raises(ValueError, match="version 3"):
+        chunks.decode(b"PMC\x03" + start[4:] + head)
 
 
 def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "MAX_ROWS", 2)
     with pytest.raises(ValueError, match="too many"):
         chunks.encode(columns_of([MetricPoint(0, 0, 0, {})] * 3))
+    with pytest.raises(ValueError, match="too many"):
+        chunks.encode_report(columns_of([MetricPoint(0, 0, 0, {})] * 3))
 
 
 @pytest.mark.parametrize("many", [2, 4])

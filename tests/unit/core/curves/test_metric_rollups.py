@@ -48,6 +48,20 @@ def test_intervals_say_the_same_as_their_samples(
 
 
 @given(
+    st.lists(st.tuples(st.integers(-200, 200), VALUES), min_size=1, max_size=200),
+    st.integers(1, 64),
+)
+def test_the_quick_way_to_intervals_is_the_same(pairs: list[tuple[int, float]], width: int) -> None:
+    whole = samples(pairs).newest()
+    found = rollups.intervals_by_step(whole, width)
+    wanted = rollups.by_step(rollups.intervals_of(whole), width)
+    assert np.allclose(found["sum"], wanted["sum"])
+    for one in (found, wanted):
+        one["sum"] = 0.0
+    assert rollups.pack_intervals(found) == rollups.pack_intervals(wanted)
+
+
+@given(
     st.lists(st.tuples(st.integers(0, 300), VALUES), min_size=1, max_size=120),
     st.lists(st.tuples(st.integers(0, 300), VALUES), min_size=1, max_size=60),
 )
