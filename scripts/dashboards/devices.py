@@ -92,6 +92,39 @@ HEALTH = (
         link=TO_JOB,
     ),
     Panel(
+        "Clock",
+        "Clock of each device's multiprocessors. One far below its neighbours at the same load: it is too "
+        "hot, or its power is limited; see the panel beside it.",
+        "hertz",
+        ((f"{_gauge('phalanx_gpu_clock_mhz')} * 1e6", RANK),),
+        link=TO_JOB,
+    ),
+    Panel(
+        "Throttled devices and memory errors",
+        "1 while heat or the power supply lowers the clock of a device, and memory errors that it "
+        "could not correct. Not 0: drain the node with `phalanx nodes drain`.",
+        "short",
+        (
+            (_gauge("phalanx_gpu_throttled"), f"{RANK} throttled"),
+            (_gauge("phalanx_gpu_ecc_errors"), f"{RANK} errors"),
+        ),
+        red_above=1,
+        link=TO_JOB,
+    ),
+    Panel(
+        "Energy by job",
+        "Energy per second that the counters of a job's devices tell: exact, where power is a sample.",
+        "watt",
+        (
+            (
+                f"sum by ({_BY_JOB}) ({rate(jobs_of('phalanx_gpu_energy_joules_total'))})",
+                "{{phalanx_job}}",
+            ),
+        ),
+        kind="areas",
+        link=TO_JOB,
+    ),
+    Panel(
         "Energy of a sample",
         "Power of a job's devices by its samples per second. Grows at the same code: devices wait "
         "more than before.",

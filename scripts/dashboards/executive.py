@@ -11,6 +11,10 @@ _USEFUL = 'phalanx_slot_seconds_total{project=~"$project", account="productive"}
 _SLOTS = 'phalanx_slot_seconds_total{project=~"$project"}'
 _LIVE = 'phalanx_jobs{state!~"succeeded|failed|cancelled"}'
 _SPENT = 'phalanx_cost_usd_total{project=~"$project"}'
+_CLASS_ENDED = 'phalanx_class_jobs_ended_total{class=~"$class", fault=~"none|platform|user"}'
+_CLASS_FAILED = 'phalanx_class_jobs_ended_total{class=~"$class", fault="platform"}'
+_CLASS_SLOTS = 'phalanx_class_slot_seconds_total{class=~"$class"}'
+_CLASS_USEFUL = 'phalanx_class_slot_seconds_total{class=~"$class", use="productive"}'
 _SLOPE = one_of('deriv(training_loss{project=~"$project"}[30m])')
 
 RESULTS = (
@@ -68,6 +72,24 @@ RESULTS = (
         "whether the wait for slots grew, or the time in the account `lost to failures`.",
         "s",
         quantiles("phalanx_job_seconds_bucket", "state", "1d", "{{state}}"),
+    ),
+    Panel(
+        "Jobs that the platform did not fail, by class",
+        "Share of the ended jobs of each class that did not fail because of the platform, over a day. "
+        "Below the objective of the class: its error budget burns; `phalanx slo` has what is left.",
+        "percentunit",
+        (
+            (
+                "1 - "
+                + ratio(
+                    f"sum by (class) ({increase(_CLASS_FAILED, '1d')})",
+                    f"sum by (class) ({increase(_CLASS_ENDED, '1d')})",
+                ),
+                "{{class}}",
+            ),
+        ),
+        red_below=0.95,
+        most=1,
     ),
     Panel(
         "Jobs whose loss falls",
@@ -134,6 +156,23 @@ USE = (
             (
                 ratio(f"sum({increase(_USEFUL, '1d')})", f"sum({increase(_HELD, '1d')})"),
                 "productive",
+            ),
+        ),
+        red_below=0.8,
+        most=1,
+    ),
+    Panel(
+        "Productive time, by class",
+        "Share of the held slot time of each class that made steps for the first time, as attempts end, "
+        "over a day. Below the objective of the class: `phalanx slo`, then the panel beside it.",
+        "percentunit",
+        (
+            (
+                ratio(
+                    f"sum by (class) ({increase(_CLASS_USEFUL, '1d')})",
+                    f"sum by (class) ({increase(_CLASS_SLOTS, '1d')})",
+                ),
+                "{{class}}",
             ),
         ),
         red_below=0.8,

@@ -44,7 +44,8 @@ _FULL, _LINE, _HEIGHT, _HEIGHT_OF_NUMBERS = 24, 3, 8, 5
 _CHOICES = (
     ("project", "project", ""),
     ("pool", "pool", 'project=~"$project"'),
-    ("job", "phalanx_job", 'project=~"$project", pool=~"$pool"'),
+    ("class", "class", 'project=~"$project"'),
+    ("job", "phalanx_job", 'project=~"$project", pool=~"$pool", class=~"$class"'),
 )
 
 
@@ -112,6 +113,12 @@ def _of_projects() -> dashboard.QueryVariable:
     return made.query("label_values(phalanx_slot_seconds_total, project)")
 
 
+def _of_classes() -> dashboard.QueryVariable:
+    """The classes that jobs have ended in, or may."""
+    made = _choice("class", "class", "")
+    return made.query("label_values(phalanx_class_jobs_ended_total, class)")
+
+
 def _uses(board: Board, variable: str) -> bool:
     queries = (query for _, row in board.rows for one in row for query, _ in one.queries)
     return any(f"${variable}" in query for query in queries)
@@ -127,8 +134,10 @@ def as_json(board: Board, others: tuple[Board, ...]) -> str:
     if board.of_jobs:
         for one in _CHOICES:
             made.with_variable(_choice(*one))
-    elif _uses(board, "project"):
-        made.with_variable(_of_projects())
+    else:
+        for name, variable in (("project", _of_projects), ("class", _of_classes)):
+            if _uses(board, name):
+                made.with_variable(variable())
     address = dashboard.TextBoxVariable("url").label("address of Phalanx")
     address.description("Links of panels begin with it: the setting `api.public_url`.")
     made.with_variable(address.default_value("http://localhost:7000").hide(VariableHide.DONT_HIDE))

@@ -43,7 +43,7 @@ class Board:
     title: str
     text: str
     rows: tuple[tuple[str, tuple[Panel, ...]], ...]
-    of_jobs: bool = False  # has the variables project, pool and job
+    of_jobs: bool = False  # has the variables project, pool, class and job
     window: str = "now-6h"
     tags: tuple[str, ...] = field(default=("phalanx",))
 

@@ -304,7 +304,11 @@ def test_a_server_that_forgets_what_it_confirmed_is_a_failed_save(tmp_path, what
     gang = ThreadGang(tmp_path, 2, lambda rank: Forgetful(what))
     gang.save(1)
     assert gang.wait() == [False, False]
-    assert "could not be saved" in gang.reports[0].records[0]["message"]
+    said = gang.reports[0].records[0]
+    assert "could not be saved" in said["message"] and said["code"] == "save_failed"
+    gang.save(2, "asked")  # the answer to the request counts it
+    assert gang.wait() == [False, False]
+    assert "code" not in gang.reports[0].records[-1] or not gang.reports[0].records[-1]["code"]
     assert checkpoint.newest_valid(tmp_path) is None
 
 

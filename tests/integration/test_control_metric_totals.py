@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from integration.rig import Rig
@@ -16,6 +17,7 @@ from phalanx.core.metrics.catalogue import CATALOGUE
 from phalanx.core.metrics.family import Family, MetricOrigin
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Kind
 from phalanx.operator.metrics import OperatorMetrics
+from phalanx.schemas.api.cost import SetBudgetRequest
 from phalanx.schemas.wire import supervision as wire
 from phalanx.server.observe.exposition import Exposition
 from phalanx.server.observe.sheet import Sheet
@@ -135,6 +137,52 @@ def test_requests_to_make_room_are_preemptions_and_restarts(rig: Rig) -> None:
     assert value(found, "phalanx_restarts_total", cause="preempted") == 1.0
 
 
+def test_saves_that_fail_are_counted_and_other_warnings_are_not(rig: Rig) -> None:
+    _, supervisor = started(rig)
+    for code in ("", "save_failed"):
+        supervisor.sync(
+            wire.WarningReport(
+                seq=supervisor.next_seq(),
+                generation=0,
+                rank=0,
+                message=f"a sentence {code}",
+                code=code,
+                at=supervisor.now(),
+            )
+        )
+    found = scraped(Exposition(rig.context), rig)
+    assert value(found, "phalanx_warnings_total") == 2.0
+    assert value(found, "phalanx_save_failures_total", save="regular") == 1.0
+
+
+def test_a_scrape_of_openmetrics_has_the_traces_of_jobs_as_exemplars(rig: Rig) -> None:
+    one = Exposition(rig.context)
+    num, _ = started(rig)
+    text = one.scrape(rig.clock.now(), openmetrics=True).decode()
+    families = {family.name: family for family in openmetrics(text)}
+    plain = scraped(one, rig)
+    assert {sample.name for family in families.values() for sample in family.samples} == set(plain)
+    for name in ("phalanx_queue_wait_seconds", "phalanx_start_seconds"):
+        (found,) = [
+            (sample, sample.exemplar) for sample in families[name].samples if sample.exemplar
+        ]
+        sample, exemplar = found
+        assert exemplar.labels == {"trace_id": rig.job(num).trace_id}
+        assert exemplar.value <= float(sample.labels["le"])
+        assert exemplar.value == value(plain, f"{name}_sum")
+    assert " # {" not in one.scrape(rig.clock.now()).decode()
+    assert len(rig.job(num).trace_id) == 32
+
+
+def test_the_format_follows_what_a_scrape_asks_for(rig: Rig) -> None:
+    asked = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+    got = rig.client._http.get("/metrics", headers={"accept": asked})
+    assert got.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert list(openmetrics(got.text))
+    got = rig.client._http.get("/metrics")
+    assert got.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
 # -- the catalogue -------------------------------------------------------------------------------
 
 
@@ -149,7 +197,8 @@ def test_ranks_that_do_not_fit_together_are_no_start_failure(rig: Rig) -> None:
 
 
 def eventful(rig: Rig) -> None:
-    """A job that crashed, one that trains and saves, and one that has ended."""
+    """A job that crashed, one that trains and saves, one that has ended, and a budget for them."""
+    rig.client.costs.set_budget("project", "default", SetBudgetRequest(slot_hours=100))
     crashed(rig)
     _, ended = started(rig)
     ended.ended()

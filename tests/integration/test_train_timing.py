@@ -1,6 +1,5 @@
 """Timing in one process: sections on a manual clock, windows, the reducer's numbers, devices."""
 
-import types
 from pathlib import Path
 
 import pytest
@@ -181,33 +180,6 @@ def test_resident_memory_is_ours_or_left_out(tmp_path: Path):
     assert 10_000_000 < found < 10**12
     assert devices.process_probe(tmp_path / "nowhere")() == {}
     assert devices.device_probes(torch.device("cpu")) == []
-
-
-def test_nvml_leaves_out_what_it_does_not_know():
-    class NVMLError(Exception):
-        pass
-
-    def refuses(handle):
-        raise NVMLError
-
-    nvml = types.SimpleNamespace(
-        NVMLError=NVMLError,
-        NVML_TEMPERATURE_GPU=0,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=87),
-        nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(used=3 << 30),
-        nvmlDeviceGetTemperature=lambda handle, sensor: 61,
-        nvmlDeviceGetPowerUsage=refuses,
-    )
-    probe = devices.nvml_probe(nvml, "8a3c")
-    assert probe is not None
-    assert probe() == {
-        "gpu_utilization_percent": 87.0,
-        "gpu_memory_used_mb": 3072.0,
-        "DCGM_FI_DEV_GPU_TEMP": 61.0,
-    }
-    nvml.nvmlDeviceGetHandleByUUID = refuses
-    assert devices.nvml_probe(nvml, "8a3c") is None
 
 
 def test_one_rank_of_a_node_warns():

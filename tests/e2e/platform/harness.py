@@ -195,11 +195,11 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def corrupt_newest(platform: Platform, job: str) -> None:
-    """Stop the ranks, break the newest checkpoint, kill rank 0 and let the others go on."""
+    """Stop the ranks of a job, break its newest checkpoint, kill rank 0 and let the others go on."""
     ranks = platform.rank_pids(job)
     for pid in ranks.values():
         psutil.Process(pid).suspend()
-    folder = platform.home / "checkpoints"
+    folder = Path(platform.show(job).checkpoint_dir or "")
     manifests = sorted(folder.rglob("step-*/MANIFEST.json"), key=lambda one: one.parent.name)
     files = [one for one in manifests[-1].parent.rglob("*") if one.is_file()]
     shard = max(

@@ -282,6 +282,7 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
         ("checkpoints", _checkpoints(view)),
         ("code", view.code and view.code[:12]),
         ("folder", view.directory),
+        ("trace", view.trace_id),
         ("url", view.url),
     ]
 

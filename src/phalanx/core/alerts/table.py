@@ -315,7 +315,7 @@ CHECKPOINTS = (
         Severity.TICKET,
         _at_least(3, "phalanx_save_failures_total", HOUR_S),
         "{value} saves have failed within an hour",
-        "Saves that users asked for, or the last ones of complete runs, are not stored.",
+        "Checkpoints are not stored: a failure would cost the steps since the last one that is.",
         mode=FailureMode.CHECKPOINT,
     ),
     Alert(

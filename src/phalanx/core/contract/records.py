@@ -313,11 +313,17 @@ class SaveBegunRecord(Record):
     failed: bool = False
 
 
+SAVE_FAILED = "save_failed"
+"""The code of the warning that a save failed which nothing else counts."""
+
+
 @_record("warn", kw_only=False)
 class WarningRecord(Record):
     """A sentence that the user has to see."""
 
     message: str
+    #: what it is counted as: `SAVE_FAILED`; empty: as a warning only
+    code: str = ""
 
 
 class MetricPoint(NamedTuple):

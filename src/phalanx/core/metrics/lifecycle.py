@@ -147,8 +147,8 @@ CHECKPOINTS = (
     ),
     counter(
         "phalanx_save_failures",
-        "Saves that failed: those that users asked for, and the last ones of complete runs",
-        Label("save", ("final", "requested")),
+        "Saves that failed: regular ones, those that users asked for, the last ones of complete runs",
+        Label("save", ("final", "regular", "requested")),
         where=_COMMIT,
     ),
     counter(

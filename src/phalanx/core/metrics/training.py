@@ -35,7 +35,18 @@ RENAMED = {
     "DCGM_FI_DEV_GPU_TEMP": "phalanx_gpu_temperature_celsius",
     "DCGM_FI_DEV_POWER_USAGE": "phalanx_gpu_power_watts",
 }
-_UNITS = ("seconds", "bytes", "celsius", "watts", "percent", "mb", "fraction", "ratio")
+_UNITS = (
+    "seconds",
+    "bytes",
+    "celsius",
+    "watts",
+    "percent",
+    "mb",
+    "mhz",
+    "joules",
+    "fraction",
+    "ratio",
+)
 
 
 def exposed_name(instrument: Instrument) -> str:
@@ -113,9 +124,9 @@ JOBS = (
     ),
     gauge(
         "phalanx_job_info",
-        "1, with the state, the pool and the owner of a live job",
+        "1, with the state, the pool, the owner and the class of a live job",
         *_PER_JOB,
-        *(Label(name, most=1) for name in ("state", "pool", "owner")),
+        *(Label(name, most=1) for name in ("state", "pool", "owner", "class")),
         condition=_LIVE,
     ),
     gauge("phalanx_job_slots", "Slots that a live job holds", *_PER_JOB, condition=_LIVE),

@@ -69,6 +69,9 @@ _GAUGES = {
     "gpu_utilization_percent": "Share of the time the device was busy",
     "DCGM_FI_DEV_GPU_TEMP": "Temperature of the device, degrees Celsius",
     "DCGM_FI_DEV_POWER_USAGE": "Power the device draws, watts",
+    "phalanx_gpu_clock_mhz": "Clock of the device's multiprocessors, MHz",
+    "phalanx_gpu_throttled": "1 while heat or the power supply lowers the clock of the device, else 0",
+    "phalanx_gpu_ecc_errors": "Memory errors that the device could not correct since its driver was loaded",
 }
 #: Of the node instead of a rank: its first rank carries them.
 _HOST_GAUGES = {
@@ -88,6 +91,7 @@ OF_NODE = frozenset({*_HOST_GAUGES, *_HOST_COUNTERS})
 """Instruments that a supervisor measures once for its node, under the first of its ranks."""
 _COUNTERS = {
     "training_samples": "Samples this rank has trained on",
+    "phalanx_gpu_energy_joules": "Energy that the device has used",
     "weight_sync_bytes": "Bytes sent in exchanges of weights",
 }
 _LABELS = {"communication_time_seconds": (("operation", "all_reduce"),)}

@@ -233,7 +233,8 @@ class DependencyView(ResponseBody):
 class JobView(ResponseBody):
     """A job.
 
-    Only a single job has `ranks`, `nodes`, `waits_for`, `lineage`, `cost`, `unit_costs` and `budget`.
+    Only a single job has `ranks`, `nodes`, `waits_for`, `lineage`, `cost`, `unit_costs`, `budget` and
+    `trace_id`.
     """
 
     num: int
@@ -297,6 +298,7 @@ class JobView(ResponseBody):
     communication: CommunicationView | None = None  # of the live placement
     spec: dict[str, Any] | None = None
     withheld: list[str] = Field(default_factory=list)  # names of its secret variables
+    trace_id: str = ""  # of its trace: 32 hexadecimal digits
     code: str | None = None
     directory: str | None = None  # the job's folder on the control plane's machine
     checkpoint_dir: str | None = None

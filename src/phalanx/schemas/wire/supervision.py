@@ -230,6 +230,7 @@ class WarningReport(GenerationReport):
     kind: Literal["warning"] = "warning"
     rank: int | None = None
     message: EncodableText
+    code: Literal["", "save_failed"] = ""  # what it is counted as
     at: int
 
 

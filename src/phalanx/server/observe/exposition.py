@@ -28,8 +28,8 @@ from phalanx.services.resources.scaling import scaling_states
 from phalanx.store import events, outbox, resources, telemetry
 from phalanx.store.cost import days
 from phalanx.store.cost.rows import CostFilter
-from phalanx.store.database import Tx
-from phalanx.store.engines.totals import TotalKey, read_totals
+from phalanx.store.database import Touched, Tx
+from phalanx.store.engines.totals import Exemplar, TotalKey, read_totals
 from phalanx.store.logs import senders
 from phalanx.store.logs.senders import StoredSender
 from phalanx.store.retention import deletions
@@ -83,15 +83,29 @@ class Exposition:
         self._context = context
         self._platform = context.platform
         self._lock = threading.Lock()
+        self._exemplars_lock = threading.Lock()
         self._chunk: int | None = None
         self._jobs: dict[int, JobSeries] = {}
         self._took_s = 0.0
+        # Of what this process has committed; as many as there are buckets.
+        self._exemplars: dict[TotalKey, Exemplar] = {}
+        self._platform.store.on_commit(self._learn)
 
-    def scrape(self, now: int) -> bytes:
-        """All metrics in the text format. `now` is in microseconds UTC."""
+    def _learn(self, touched: Touched) -> None:
+        if touched.totals.exemplars:
+            with self._exemplars_lock:
+                self._exemplars |= touched.totals.exemplars
+
+    def scrape(self, now: int, *, openmetrics: bool = False) -> bytes:
+        """All metrics as text; with `openmetrics` in that format, which has exemplars.
+
+        `now` is in microseconds UTC.
+        """
+        with self._exemplars_lock:
+            exemplars = dict(self._exemplars)
         with self._lock:
             began = self._context.clock.monotonic()
-            sheet = self._filled(now)
+            sheet = self._filled(now, Sheet(exemplars, openmetrics=openmetrics))
             sheet.put("phalanx_scrape_seconds", self._took_s)
             sheet.put("phalanx_scrape_series", sheet.num_series + 1)
             text = sheet.text()
@@ -101,10 +115,9 @@ class Exposition:
     def samples(self, now: int, names: Collection[str]) -> dict[Series, float]:
         """The samples of these exported names, as a scrape would contain them."""
         with self._lock:
-            return self._filled(now).samples(names)
+            return self._filled(now, Sheet()).samples(names)
 
-    def _filled(self, now: int) -> Sheet:
-        sheet = Sheet()
+    def _filled(self, now: int, sheet: Sheet) -> Sheet:
         stored = self._platform.store.view(_stored)
         self._catch_up(stored.there)
         self._put_platform(sheet, stored, now)

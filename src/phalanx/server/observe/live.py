@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from phalanx.core.contract.checkpointing import SaveInterval
 from phalanx.core.metrics import training as limits
 from phalanx.core.metrics.training import SECTION, STEP_TIME, exposed_name
+from phalanx.core.slo.objectives import class_name
 from phalanx.core.telemetry.instruments import BOUNDS, INSTRUMENTS, OF_NODE
 from phalanx.kit.text import job_label
 from phalanx.server.observe.sheet import Sheet
@@ -63,7 +64,9 @@ class LiveSeries:
         labels, job, sheet = _labels(one), one.stored.job, self._sheet
         attempt = job.attempt
         pool = "" if attempt is None else attempt.placement.pool
-        sheet.put("phalanx_job_info", 1, *labels, job.state.value, pool, one.stored.facts.owner)
+        facts = one.stored.facts
+        of_job = (job.state.value, pool, facts.owner, class_name(facts.spec))
+        sheet.put("phalanx_job_info", 1, *labels, *of_job)
         series = series or JobSeries()
         for name, value in (
             ("training_step", one.step),

@@ -13,7 +13,7 @@ from phalanx.core.metrics.catalogue import CATALOGUE
 from phalanx.core.metrics.family import Family, MetricOrigin
 from phalanx.core.notify.samples import Series
 from phalanx.core.telemetry.instruments import Kind
-from phalanx.store.engines.totals import SUM, TotalKey, bucket_key
+from phalanx.store.engines.totals import SUM, Exemplar, TotalKey, bucket_key
 
 Buckets = Sequence[tuple[str, float]]
 """Pairs of (upper bound, observations up to it)."""
@@ -29,7 +29,12 @@ class Sheet:
     The Prometheus library writes a sample in 10 µs, this in 1: a scrape has tens of thousands of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, exemplars: Mapping[TotalKey, Exemplar] | None = None, *, openmetrics: bool = False
+    ) -> None:
+        """With `openmetrics` the text has that format, and `exemplars` behind their buckets."""
+        self._openmetrics = openmetrics
+        self._exemplars = (exemplars or {}) if openmetrics else {}
         self._lines: dict[str, list[str]] = {}
         self._known_names: dict[str, _Known] = {}
         self.num_series = 0
@@ -45,14 +50,26 @@ class Sheet:
         )
         self.num_series += 1
 
-    def put_histogram(self, name: str, buckets: Buckets, total: float, *labels: str) -> None:
-        """Add a distribution: its cumulative buckets, the last of which is `+Inf`, and its sum."""
+    def put_histogram(
+        self,
+        name: str,
+        buckets: Buckets,
+        total: float,
+        *labels: str,
+        exemplars: Mapping[int, Exemplar] | None = None,
+    ) -> None:
+        """Add a distribution: its cumulative buckets, the last of which is `+Inf`, and its sum.
+
+        `exemplars` are observations by the indices of their buckets.
+        """
+        found = exemplars or {}
         known = self._known(name)
         given = known.text_of(labels)
         before = f'{name}_bucket{{{given}{"," if given else ""}le="'
         lines = known.lines
-        for bound, count in buckets:
-            lines.append(f'{before}{bound}"}} {_number(count)}')
+        for index, (bound, count) in enumerate(buckets):
+            behind = _exemplar(found[index]) if index in found else ""
+            lines.append(f'{before}{bound}"}} {_number(count)}{behind}')
         after = f"{{{given}}}" if given else ""
         lines.append(f"{name}_count{after} {_number(buckets[-1][1])}")
         lines.append(f"{name}_sum{after} {_number(total)}")
@@ -85,7 +102,10 @@ class Sheet:
         for index, bound in enumerate((*map(str, family.bounds), "+Inf")):
             running += totals.get((bucket_key(family.name, index), labels), 0)
             found.append((bound, running))
-        self.put_histogram(family.name, found, totals.get((family.name + SUM, labels), 0), *labels)
+        keys = ((index, (bucket_key(family.name, index), labels)) for index in range(len(found)))
+        total = totals.get((family.name + SUM, labels), 0)
+        exemplars = {at: self._exemplars[key] for at, key in keys if key in self._exemplars}
+        self.put_histogram(family.name, found, total, *labels, exemplars=exemplars)
 
     def take(self, metric: Metric) -> None:
         """Add a whole family of the Prometheus library without labels, which the catalogue must have."""
@@ -93,13 +113,16 @@ class Sheet:
             self.put(metric.name, sample.value)
 
     def text(self) -> bytes:
-        """The families with samples in the order of the catalogue, in the text format of Prometheus."""
+        """The families with samples in the order of the catalogue, as Prometheus reads them."""
         found: list[str] = []
         for name, family in CATALOGUE.items():
             if name in self._lines:
-                found.append(f"# HELP {family.exported} {family.help}")
-                found.append(f"# TYPE {family.exported} {family.kind.value}")
+                shown = name if self._openmetrics else family.exported
+                found.append(f"# HELP {shown} {family.help}")
+                found.append(f"# TYPE {shown} {family.kind.value}")
                 found.extend(self._lines[name])
+        if self._openmetrics:
+            found.append("# EOF")
         return ("\n".join(found) + "\n").encode()
 
     def samples(self, names: Collection[str]) -> dict[Series, float]:
@@ -140,6 +163,10 @@ class _Known:
         """The labels as they stand between braces, in the order of their names."""
         pairs = zip(self.label_names, values, strict=True)
         return ",".join(sorted(f'{name}="{_escaped(value)}"' for name, value in pairs))
+
+
+def _exemplar(one: Exemplar) -> str:
+    return f' # {{trace_id="{one.trace}"}} {_number(one.value)} {one.at / 1e6:.3f}'
 
 
 def _escaped(value: str) -> str:

@@ -59,6 +59,7 @@ CompareNames = Annotated[
 ]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 @comparing.get("/logs/senders", openapi_extra=needs(Permission.PLATFORM_CHANGE, Of.WHOLE))
@@ -238,7 +239,13 @@ def post_trainer_status(
 
 @exposition.get("/metrics", openapi_extra=needs(Permission.METRICS_READ, Of.WHOLE))
 def get_metrics_text(here: Here, request: Request) -> Response:
-    """Gauges, counters and histograms in the text format of Prometheus; needs the bearer token."""
+    """Gauges, counters and histograms in the text format of Prometheus; needs the bearer token.
+
+    To a scrape that asks for OpenMetrics the answer is in that format, and histograms of durations have
+    exemplars: the identifiers of the traces of jobs.
+    """
     found = request.app.state.exposition
     assert isinstance(found, Exposition)
-    return Response(found.scrape(here.clock.now()), media_type=CONTENT_TYPE)
+    openmetrics = OPENMETRICS.partition(";")[0] in request.headers.get("accept", "")
+    text = found.scrape(here.clock.now(), openmetrics=openmetrics)
+    return Response(text, media_type=OPENMETRICS if openmetrics else CONTENT_TYPE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from phalanx.core.contract.records import SAVE_FAILED
 from phalanx.core.gang.failures import PREFLIGHT_FAILED
 from phalanx.core.jobs.faults import fault_of
 from phalanx.core.jobs.model import TERMINAL, Job, JobState, StopGoal
@@ -16,6 +17,7 @@ from phalanx.core.metrics.catalogue import family
 from phalanx.core.probes import PROBE_PROJECT
 from phalanx.core.reasons import Cause, ReasonCode
 from phalanx.core.slo.objectives import class_name
+from phalanx.core.tracing.identity import JobTrace
 from phalanx.store.database import Tx
 from phalanx.store.engines.totals import AddedTotals
 from phalanx.store.events import NewEvent
@@ -39,6 +41,9 @@ def count_changes(
 ) -> None:
     """Count what the events of one job changed; `job` is as it is after all of them."""
     before, totals = stored.job, tx.touched.totals
+    contract = stored.facts.contract
+    uid = "" if contract is None else str(contract.get("uid") or "")
+    totals.about("" if contract is None else JobTrace(job.num, uid).root.trace, now)
     state, restarts = before.state.value, before.restarts
     for one in entries:
         after = str(one.reason["state"])
@@ -57,6 +62,7 @@ def count_changes(
                 totals.add("phalanx_jobs_ended", fault)
                 totals.add("phalanx_class_jobs_ended", class_name(stored.facts.spec), fault)
         state = after
+    totals.about("", now)
 
 
 def _count_event(totals: AddedTotals, one: NewEvent, *, made_room: bool) -> None:
@@ -123,6 +129,12 @@ def _save_begun(totals: AddedTotals, data: Mapping[str, Any]) -> None:
         totals.add("phalanx_save_failures", "requested")
 
 
+def _warned(totals: AddedTotals, data: Mapping[str, Any]) -> None:
+    totals.add("phalanx_warnings")
+    if data.get("code") == SAVE_FAILED:
+        totals.add("phalanx_save_failures", "regular")
+
+
 def _node_lost(totals: AddedTotals, data: Mapping[str, Any]) -> None:
     totals.add("phalanx_nodes_lost")
     totals.add("phalanx_failures", str(data.get("cause", Cause.NODE_LOST.value)))
@@ -143,6 +155,6 @@ _EVENTS: Mapping[str, Callable[[AddedTotals, Mapping[str, Any]], None]] = {
     "checkpoint_quarantined": lambda totals, data: totals.add("phalanx_checkpoints", "quarantined"),
     "restored": _restored,
     "save_begun": _save_begun,
-    "warned": lambda totals, data: totals.add("phalanx_warnings"),
+    "warned": _warned,
     "guarded": lambda totals, data: totals.add("phalanx_guard_actions", str(data["action"])[:32]),
 }

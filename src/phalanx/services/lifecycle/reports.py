@@ -264,6 +264,8 @@ def _copy(inbox: Inbox, report: wire.CheckpointCopyReport) -> None:
 
 def _warning(inbox: Inbox, report: wire.WarningReport) -> None:
     data = {"message": report.message, "rank": report.rank, "node_rank": inbox.node_rank}
+    if report.code:
+        data["code"] = report.code
     inbox.events.append(Note("warned", inbox.attempt, report.generation, data))
 
 

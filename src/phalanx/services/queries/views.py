@@ -17,6 +17,7 @@ from phalanx.core.jobs.model import TERMINAL, Attempt, Job, JobState
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.retention.policy import DataKind
 from phalanx.core.telemetry.instruments import INSTRUMENTS, is_part
+from phalanx.core.tracing.identity import JobTrace
 from phalanx.core.training.resumption import AWAITING
 from phalanx.errors import ExecutorUnavailable, UserError
 from phalanx.kit.text import job_label
@@ -269,6 +270,7 @@ def _detailed(platform: Platform, tx: Tx, num: int) -> JobView:
             "waits_for": waits_for(platform, tx, job),
             "spec": shown_spec(facts.spec),
             "withheld": sorted({one for layer in _withheld(facts) for one in layer}),
+            "trace_id": JobTrace(num, str((facts.contract or {}).get("uid") or "")).root.trace,
             "code": facts.code_digest,
             "directory": str(platform.home.job_dir(num)),
             "checkpoint_dir": str(checkpoint_dir(platform.home, facts.project, num)),

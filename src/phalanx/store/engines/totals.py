@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from sqlalchemy import Connection, select, text
@@ -25,13 +26,28 @@ _ADD = text(
 )
 
 
-class AddedTotals:
-    """What a transaction adds to the totals."""
+@dataclass(frozen=True, slots=True)
+class Exemplar:
+    """One observation of a histogram, and the trace that it is of."""
 
-    __slots__ = ("_added",)
+    value: float
+    trace: str  # 32 hexadecimal digits
+    at: int  # microseconds UTC
+
+
+class AddedTotals:
+    """What a transaction adds to the totals. `exemplars` are not stored: listeners get them."""
+
+    __slots__ = ("_added", "_at", "_trace", "exemplars")
 
     def __init__(self) -> None:
         self._added: dict[TotalKey, float] = {}
+        self._trace, self._at = "", 0
+        self.exemplars: dict[TotalKey, Exemplar] = {}  # the newest one of each bucket
+
+    def about(self, trace: str, at: int) -> None:
+        """What is observed from now on is of this trace; empty: of none."""
+        self._trace, self._at = trace, at
 
     def add(self, name: str, *labels: str, by: float = 1) -> None:
         """Count `by` more of a family for these values of its labels."""
@@ -40,7 +56,10 @@ class AddedTotals:
 
     def observe(self, name: str, bounds: Sequence[float], value: float, *labels: str) -> None:
         """Add an observation to a histogram with these bounds."""
-        self.add(f"{name}{_BUCKET}{bisect_left(bounds, value)}", *labels)
+        bucket = bucket_key(name, bisect_left(bounds, value))
+        self.add(bucket, *labels)
+        if self._trace:
+            self.exemplars[bucket, labels] = Exemplar(value, self._trace, self._at)
         self.add(f"{name}{SUM}", *labels, by=value)
 
     def store(self, conn: Connection) -> None:

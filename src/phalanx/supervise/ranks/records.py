@@ -372,17 +372,16 @@ class GenerationRecords:
         self._report(SaveBegunReport, **_fields(record))
 
     def _warning(self, rank: int, at: int, record: contract.WarningRecord) -> None:
-        self._warn("warn", record.message, rank, record.message, at)
+        self._warn("warn", record.message, rank, record.message, at, record.code)
 
-    # -- reports -------------------------------------------------------------------------------------
-
-    def _warn(self, kind: str, what: str, rank: int, message: str, at: int) -> None:
+    def _warn(self, kind: str, what: str, rank: int, message: str, at: int, code: str = "") -> None:
         # A script that warns at every step must not fill the job's event history.
         if (kind, what) in self._reported or self._num_warned >= _MOST_WARNINGS:
             return
         self._num_warned += 1
         self._is_new(kind, what)
-        self._report(WarningReport, rank=rank, message=message, at=at)
+        known = code if code == contract.SAVE_FAILED else ""  # scripts write records, too
+        self._report(WarningReport, rank=rank, message=message, code=known, at=at)
 
     def _report(self, kind: Callable[..., Report], **fields: Any) -> None:
         """Queue a report of this generation. Invalid fields raise here, not when it is sent."""

@@ -1,21 +1,17 @@
-"""Memory and utilisation of this rank's process and device; NVML where there is one.
-
-NVML comes with the optional package `nvidia-ml-py`. Values that it does not have are left out.
-"""
+"""Probes of this rank's process and device: memory, and what the driver of the device tells."""
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from phalanx.core.contract.records import WarningRecord
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
+from phalanx.train.observe import device_readers
 from phalanx.train.observe.timing import Probe, StepTiming
 
 _MIB = 1 << 20
@@ -45,51 +41,11 @@ def device_probes(device: torch.device) -> list[Probe]:
         return {"gpu_memory_allocated_mb": round(peak, 1)}
 
     found: list[Probe] = [allocator]
-    nvml = open_nvml()
-    if nvml is not None:
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-        probe = nvml_probe(nvml, uuid)
-        if probe is not None:
-            found.append(probe)
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    reader = device_readers.opened(uuid, rocm=torch.version.hip is not None)
+    if reader is not None:
+        found.append(reader.read)
     return found
-
-
-def open_nvml() -> Any | None:
-    """Load NVIDIA's management library; None where it is not installed."""
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:  # its own error classes exist only once it is imported
-        return None
-    return nvml
-
-
-def nvml_probe(nvml: Any, uuid: str) -> Probe | None:
-    """Return a probe of the device with this UUID; its index differs where some devices are hidden."""
-    try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-    except nvml.NVMLError:
-        return None
-    asked: tuple[tuple[str, Callable[[], float]], ...] = (
-        ("gpu_utilization_percent", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-        ("gpu_memory_used_mb", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used / _MIB),
-        (
-            "DCGM_FI_DEV_GPU_TEMP",
-            lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        ),
-        ("DCGM_FI_DEV_POWER_USAGE", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
-    )
-
-    def probe() -> Mapping[str, float]:
-        values: dict[str, float] = {}
-        for name, ask in asked:
-            try:
-                values[name] = round(float(ask()), 1)
-            except nvml.NVMLError:
-                continue
-        return values
-
-    return probe
 
 
 def step_timing(info: RankInfo, report: Report, device: torch.device) -> StepTiming:

@@ -21,6 +21,7 @@ from phalanx.checkpoint import tensorfile
 from phalanx.checkpoint.commit import DEBRIS
 from phalanx.checkpoint.store_first.tier import StoreFirstTier
 from phalanx.core.contract.records import (
+    SAVE_FAILED,
     CheckpointRecord,
     PhaseRecord,
     QuarantinedRecord,
@@ -47,10 +48,17 @@ from phalanx.train.gang.search_turn import Spread
 from phalanx.train.state.storage import CheckpointStorage
 
 STATE = "state.tensors"
+FINAL, ASKED = "final", "asked"
+"""Why a checkpoint is saved: the run is complete, or a user asked for it."""
 _COPY_BYTES = 1 << 20
 _NEXT_SAVES = 3  # counted on where all checkpoints are kept
 _GIVEN_UP = "!"
 _LONGEST_PAUSE_S = 60.0
+
+
+def _code(why: str) -> str:
+    """What a failed save is counted as: those of requests and of complete runs are counted elsewhere."""
+    return "" if why in (FINAL, ASKED) else SAVE_FAILED
 
 
 def shard_file(rank: int) -> str:
@@ -261,7 +269,7 @@ class Committer:
         newer = known is None or (step_of(known.name) or 0) < manifest.step
         return mine and newer
 
-    def open(self, name: str, step: int) -> Draft | None:
+    def open(self, name: str, step: int, why: str) -> Draft | None:
         """Open a checkpoint for writing; None, with a warning, where the disk refuses."""
         if self._storage.store_first is not None:
             return StoreDraft(self._storage.store_first, name)
@@ -269,7 +277,7 @@ class Committer:
             self._require_folder()
             return checkpoint.CheckpointWriter(self._store, name, self._disk)
         except OSError as error:
-            self.warn(step, str(error))
+            self.warn(step, str(error), _code(why))
             return None
 
     def _require_folder(self) -> None:
@@ -312,7 +320,7 @@ class Committer:
             manifest = self._storage.encryption.stamp(self._manifest(writer, saved))
             self.finish(writer, manifest, saved.began)
         except OSError as error:
-            self.warn(saved.step, str(error))
+            self.warn(saved.step, str(error), _code(saved.why))
             writer.abandon()
             return False
         return True
@@ -335,10 +343,10 @@ class Committer:
             self._measure(manifest.size_bytes)
         return path
 
-    def warn(self, step: int, why: str) -> None:
+    def warn(self, step: int, why: str, code: str = "") -> None:
         """Report that a save failed."""
         self.problem = f"the checkpoint of step {step} could not be saved: {why}"
-        self._report.write(WarningRecord(self.problem))
+        self._report.write(WarningRecord(self.problem, code))
 
     @property
     def saved_step(self) -> int | None:

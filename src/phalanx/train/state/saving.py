@@ -35,14 +35,13 @@ from phalanx.train.gang.report import Report
 from phalanx.train.gang.search_turn import Pause
 from phalanx.train.state import sharding, tree
 from phalanx.train.state.checkpoint_reader import Restored, device_text
-from phalanx.train.state.committer import Committer, Draft, LastSave, PartWriter, SavedState
+from phalanx.train.state.committer import FINAL, Committer, Draft, LastSave, PartWriter, SavedState
 from phalanx.train.state.resume_choice import ResumeChoice
 from phalanx.train.state.staging import NoStaging, Staging
 from phalanx.train.state.storage import CheckpointStorage
 from phalanx.train.state.store_first.choice import StoreFirstChoice
 
 # Training ends after these, so a copy would save no time.
-FINAL = "final"
 _AWAITED = frozenset({FINAL, "stop"})
 
 
@@ -371,7 +370,8 @@ class CheckpointDirectory(Saver):
         if len(set(signatures)) > 1:
             return None
         step = image.request.step
-        return self._committer.open(checkpoint_name(step, random_hex(8)), step)
+        name = checkpoint_name(step, random_hex(8))
+        return self._committer.open(name, step, image.request.why)
 
     def _commit_all(self, writer: Draft, image: RankSnapshot, rows: Iterable[bytes]) -> bool:
         """Commit the checkpoint if every rank wrote its part, else remove it (rank 0)."""

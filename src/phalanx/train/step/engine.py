@@ -40,7 +40,8 @@ from phalanx.train.observe.timing import (
 from phalanx.train.parallel.replica import GradientScale
 from phalanx.train.parallel.strategies import Strategy
 from phalanx.train.state import restoring
-from phalanx.train.state.saving import FINAL, SaveRequest
+from phalanx.train.state.committer import FINAL
+from phalanx.train.state.saving import SaveRequest
 from phalanx.train.step.divergence import LossGuard
 from phalanx.train.step.guard import StepGuard, StepVerdict
 from phalanx.train.step.policies import RunComponents, TrainingPolicies

@@ -8,6 +8,7 @@ from phalanx.core.contract.records import SaveBegunRecord
 from phalanx.core.training.control import SAVE_SUFFIX
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
+from phalanx.train.state.committer import ASKED
 
 
 class RequestedSaves:
@@ -35,7 +36,7 @@ class RequestedSaves:
 
     def reason(self, otherwise: str) -> str:
         """Why the checkpoint is saved. Only rank 0 knows of requests, and only its reason is written."""
-        return "asked" if self.pending() else otherwise
+        return ASKED if self.pending() else otherwise
 
     def begun(self, step: int, ok: bool) -> None:
         """Report that a save has begun, which answers the requests so far; `ok`: it has not failed."""

@@ -42,7 +42,7 @@ class Job:
     def save(self, step, why="every"):
         self.number += 1
         name = checkpoint_name(step, f"{self.number:08x}")
-        writer = self.committer.open(name, step)
+        writer = self.committer.open(name, step, why)
         if writer is None:
             return False
         row = self.part.write(name, {"state": {}, "rng": ""}, [])

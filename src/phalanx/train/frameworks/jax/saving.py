@@ -205,7 +205,7 @@ class JaxCheckpoints(JaxSaver):
         return last.insist(save, step)
 
     def _commit_all(self, draft: PendingSave, rows: Sequence[Mapping[str, Any]]) -> bool:
-        writer = self._committer.open(draft.name, draft.step)
+        writer = self._committer.open(draft.name, draft.step, draft.why)
         if writer is None:
             self._disk.remove_tree(self._store / (draft.name + DEBRIS))
             return False
