@@ -38,6 +38,7 @@ SHORT_FILES: dict[str, str] = {
     "train/jax.py": "a public name of the library",
     "train/readers.py": "a public name of the library",
     "schemas/api/audit.py": "the audit log is a subject of its own, apart from accounts",
+    "server/routers/tracking/runs.py": "queries over runs are a subject of their own",
     "sdk/traces.py": "traces are a subject of their own",
     "services/tenancy/audit.py": "the audit log is a subject of its own, apart from accounts",
     "store/engines/append_only.py": "the tables and a migration share it; it is below both",

@@ -49,6 +49,7 @@ from phalanx.cli.verbs.tenancy.accounts import grants_app, groups_app, users_app
 from phalanx.cli.verbs.tenancy.audit import audit
 from phalanx.cli.verbs.tenancy.login import login, logout
 from phalanx.cli.verbs.tokens import token_app
+from phalanx.cli.verbs.tracking.runs import runs
 from phalanx.cli.verbs.workflow.schedules import schedules_app
 from phalanx.cli.verbs.workflow.templates import templates_app
 
@@ -123,6 +124,7 @@ for _verb, _panel in (
     (logs.events, _LOOK),
     (metrics.metrics, _LOOK),
     (metrics.compare, _LOOK),
+    (runs, _LOOK),
     (metrics.prometheus_rules, _LOOK),
     (metrics.report, _TRAIN),
     (diagnose.stacks, _LOOK),

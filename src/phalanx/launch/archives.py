@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -103,6 +103,23 @@ def unpack_archive(path: Path, target: Path) -> None:
         for member in members:
             if member.kind is kind:
                 _link(member, target)
+
+
+def read_members(path: Path, names: Collection[str], most: int) -> dict[str, bytes | None]:
+    """The bytes of those files of an archive that have these names; None for one above `most` bytes.
+
+    Raises UserError, OSError.
+    """
+    found: dict[str, bytes | None] = {}
+    with path.open("rb") as file:
+        for member in checked_members(file):
+            if member.name not in names or member.kind is not MemberKind.FILE:
+                continue
+            found[member.name] = None
+            if member.size_bytes <= most:
+                file.seek(member.offset)
+                found[member.name] = file.read(member.size_bytes)
+    return found
 
 
 def _copy(file: IO[bytes], member: ArchiveMember, place: Path) -> None:

@@ -49,6 +49,7 @@ from phalanx.sdk.cost import CostCalls
 from phalanx.sdk.jobs import JobCalls
 from phalanx.sdk.live import LiveCalls
 from phalanx.sdk.retention import RetentionCalls
+from phalanx.sdk.runs import RunCalls
 from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.secrets import SecretCalls
 from phalanx.sdk.studies import StudyCalls
@@ -65,7 +66,7 @@ class PhalanxClient(JobCalls):
     about cost of `client.costs`, those about secrets of `client.secrets`, those about schedules of
     `client.schedules`, those about job templates of `client.templates`, those about archived, pinned and
     deleted jobs of `client.retention`, those that reach into running jobs of `client.tunnels`, those about
-    traces of `client.traces`.
+    traces of `client.traces`, queries over runs of `client.runs`.
 
     Args:
         url: Address of the server, such as `http://127.0.0.1:8080`.
@@ -127,6 +128,11 @@ class PhalanxClient(JobCalls):
     def traces(self) -> TraceCalls:
         """The calls about traces of jobs, on the same connection."""
         return TraceCalls(self.url, self._http)
+
+    @cached_property
+    def runs(self) -> RunCalls:
+        """The calls about runs with their parameters and metrics, on the same connection."""
+        return RunCalls(self.url, self._http)
 
     @cached_property
     def secrets(self) -> SecretCalls:

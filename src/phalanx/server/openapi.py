@@ -35,6 +35,7 @@ from phalanx.server.routers import (
     tokens,
 )
 from phalanx.server.routers.monitoring import alerts
+from phalanx.server.routers.tracking import runs
 from phalanx.server.tunnels import routes as tunnels
 from phalanx.server.web import assets, login, pages
 
@@ -100,6 +101,7 @@ def _routes() -> list[BaseRoute]:
         assets,
         pages,
         alerts,
+        runs,
     )
     for one in routers:
         made.include_router(one.router, responses=_ERRORS)

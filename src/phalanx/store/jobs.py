@@ -33,6 +33,7 @@ from phalanx.kit.text import job_label
 from phalanx.kit.units import to_rfc3339
 from phalanx.store.database import Tx, columns_of, read, take_numbers
 from phalanx.store.engines.many_rows import JsonText, run_many, to_json
+from phalanx.store.experiments import terms
 from phalanx.store.index import listing
 from phalanx.store.schema.retention import deleted_jobs, job_marks
 from phalanx.store.tables import job_labels, jobs, log_volumes
@@ -154,6 +155,7 @@ def insert(tx: Tx, fresh: Sequence[tuple[Job, JobFacts, int | None]]) -> None:
         run_many(tx.conn, _INSERT, rows)
         listing.insert(tx, [(job, row) for (job, _, _), row in zip(fresh, rows, strict=True)])
         _put_labels(tx, [(job.num, facts.labels) for job, facts, _ in fresh])
+        terms.put(tx, [(job.num, facts.spec, facts.contract) for job, facts, _ in fresh])
 
 
 def _put_labels(tx: Tx, fresh: Iterable[tuple[int, Mapping[str, str]]]) -> None:
@@ -206,6 +208,7 @@ def put_facts(tx: Tx, num: int, facts: JobFacts) -> None:
     listing.rename(tx, num, facts.name, facts.priority)
     tx.conn.execute(job_labels.delete().where(job_labels.c.job == num))
     _put_labels(tx, [(num, facts.labels)])
+    terms.replace(tx, num, facts.spec)
 
 
 def put_size(tx: Tx, job: Job) -> None:

@@ -49,6 +49,24 @@ def test_data(platform: Platform, name: str):
     assert manifest["data"] == {"num_samples": 600, "fingerprint": "readings:v1"}
 
 
+def test_runs_are_found_and_compared(platform: Platform):
+    slow, _ = follow(platform, "experiments/slow.yaml")
+    fast, _ = follow(platform, "experiments/fast.yaml")
+    query = ("group:line", "param:data.slope=3", "--sort", "param:lr")
+
+    def compared() -> list[list[str]]:
+        lines = platform.run("runs", *query, "--metric", "loss").stdout.splitlines()
+        return [line.split("\t")[:5] for line in lines]
+
+    wait_until(lambda: all(row[-1] for row in compared()))
+    rows = compared()
+    assert rows[0] == ["RUN", "NAME", "STATE", "lr", "loss"]
+    assert [row[0] for row in rows[1:]] == [slow, fast]
+    assert float(rows[1][4]) > float(rows[2][4])
+    found = platform.run("compare", "--query", "group:line").stdout
+    assert "lr\t0.9\t0.1" in found
+
+
 def test_which_checkpoints_stay(platform: Platform):
     job, _ = follow(platform, "checkpoints/keep.yaml")
     made = json.loads(platform.run("checkpoints", job, "--json").stdout)

@@ -33,6 +33,7 @@ from phalanx.sdk.alerts import AlertCalls
 from phalanx.sdk.cost import CostCalls
 from phalanx.sdk.live import LiveCalls
 from phalanx.sdk.retention import RetentionCalls
+from phalanx.sdk.runs import RunCalls
 from phalanx.sdk.schedules import ScheduleCalls
 from phalanx.sdk.studies import StudyCalls
 from phalanx.sdk.templates import TemplateCalls
@@ -56,6 +57,7 @@ from phalanx.server.routers import (
     tokens,
 )
 from phalanx.server.routers.monitoring import alerts
+from phalanx.server.routers.tracking import runs
 from phalanx.server.tunnels import routes as tunnels
 
 pytestmark = pytest.mark.unit
@@ -112,6 +114,9 @@ CALLS: dict[str, Callable[[PhalanxClient], object]] = {
     "apply_projects": lambda c: c.apply_projects({}),
     "remove_project": lambda c: c.remove_project("a"),
     "stores": lambda c: c.stores(),
+    "runs.page": lambda c: c.runs.page("tag:a"),
+    "runs.every": lambda c: next(c.runs.every("tag:a")),
+    "runs.names": lambda c: c.runs.names(),
     "traces.of_job": lambda c: c.traces.of_job(1, limit=50),
     "traces.otlp": lambda c: c.traces.otlp(1),
     "alerts.live": lambda c: c.alerts.live(),
@@ -241,6 +246,7 @@ def routes() -> dict[tuple[str, str], set[str]]:
         templates,
         tunnels,
         alerts,
+        runs,
     )
     for module in parts:
         app.include_router(module.router)
@@ -287,6 +293,7 @@ def test_the_table_names_every_method() -> None:
         "is_healthy",
         "live",
         "retention",
+        "runs",
         "matching",
         "schedules",
         "secrets",
@@ -295,6 +302,7 @@ def test_the_table_names_every_method() -> None:
         "tunnels",
     }
     calls = {f"studies.{name}" for name in set(dir(StudyCalls)) - set(dir(Transport))}
+    calls |= {f"runs.{name}" for name in set(dir(RunCalls)) - set(dir(Transport))}
     calls |= {f"traces.{name}" for name in set(dir(TraceCalls)) - set(dir(Transport))}
     calls |= {f"alerts.{name}" for name in set(dir(AlertCalls)) - set(dir(Transport))}
     calls |= {f"costs.{name}" for name in set(dir(CostCalls)) - set(dir(Transport))}

@@ -19,8 +19,10 @@ from phalanx.store import Store, Tx, migrate, open_store
 from phalanx.store.database import engine_at
 from phalanx.store.metrics import arrivals, folding, series
 from phalanx.store.metrics.curves import CurveQuery, curves
+from phalanx.store.schema.listings import job_listing
 from phalanx.store.schema.metric_points import convert, convert_page
-from phalanx.store.schema.metrics import metric_chunks
+from phalanx.store.schema.metric_summaries import BEGIN, Place, summarize_page
+from phalanx.store.schema.metrics import metric_chunks, metric_series
 
 pytestmark = [pytest.mark.unit, pytest.mark.sqlite]
 KEY = (1, 1, 0)
@@ -204,6 +206,43 @@ def test_deleting_takes_roll_ups_and_names(store: Store) -> None:
     assert store.transact(lambda tx: arrivals.drop_points(tx, [1], limit=9)) == 1
     assert store.view(lambda tx: series.find(tx, [1])) == []
     assert store.view(lambda tx: arrivals.names_of(tx, 1)) == [] and curve(store) == {}
+
+
+def test_the_last_least_and_most_value_are_those_of_finite_samples(store: Store) -> None:
+    def known() -> dict[str, tuple[float | None, ...]]:
+        rows = store.view(lambda tx: series.find(tx, [1], ranks=[0]))
+        return {one.name: (one.last_value, one.min_value, one.max_value) for one in rows}
+
+    first = [MetricPoint(0, step, 1, {"x": float(step), "y": math.nan}) for step in range(3000)]
+    add(store, [*first, MetricPoint(0, 9000, 1, {"x": math.inf, "z": -1.0})])
+    fold(store)
+    expected = {"x": (2999.0, 0.0, 2999.0), "y": (None, None, None), "z": (-1.0, -1.0, -1.0)}
+    assert known() == expected
+    # Steps that are done again do not replace the value of a higher step.
+    add(store, [MetricPoint(0, 100, 1, {"x": -5.0, "z": 3.0})], 1)
+    fold(store)
+    expected |= {"x": (2999.0, -5.0, 2999.0), "z": (-1.0, -1.0, 3.0)}
+    assert known() == expected
+    # The migration of a database that has none gives the same, but for what was replaced.
+    empty = {"last_value": None, "min_value": None, "max_value": None}
+    store.transact(lambda tx: tx.conn.execute(metric_series.update().values(**empty)))
+
+    def migrated(tx: Tx) -> None:
+        place: Place | None = BEGIN
+        while place is not None:
+            place = summarize_page(tx.conn, place, limit=1)
+
+    store.transact(migrated)
+    assert known() == expected
+
+
+def test_a_job_that_has_ended_is_due_at_once(store: Store) -> None:
+    add(store, [MetricPoint(0, 1, 1_000_000, {"x": 1.0})], job=1)
+    row = {"num": 1, "submitted_at": 0, "ended_at": None}
+    store.transact(lambda tx: tx.conn.execute(job_listing.insert(), row))
+    assert store.view(lambda tx: arrivals.due(tx, 1_000_000, limit=9)) == []
+    store.transact(lambda tx: tx.conn.execute(job_listing.update().values(ended_at=2)))
+    assert store.view(lambda tx: arrivals.due(tx, 1_000_000, limit=9)) == [1]
 
 
 # -- databases of earlier releases -----------------------------------------------------------------

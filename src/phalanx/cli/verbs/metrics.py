@@ -16,14 +16,16 @@ from phalanx.cli.client.invocation import Invocation
 from phalanx.cli.client.session import connected, job_number, job_numbers
 from phalanx.cli.exits import STOP_ASKED
 from phalanx.cli.terminal import output
-from phalanx.cli.terminal.options import AsJson, JobName, JobNames, RoleName, one_rank
+from phalanx.cli.terminal.options import AsJson, JobName, RoleName, one_rank
+from phalanx.cli.verbs.tracking.runs import show_differing
 from phalanx.core.contract.reporting import METRICS_CA, METRICS_TOKEN, METRICS_URL, ReportingPlace
 from phalanx.core.curves import Reduce
 from phalanx.core.telemetry.instruments import INSTRUMENTS, WORTH_SAYING
-from phalanx.errors import UserError
+from phalanx.errors import NotFound, UserError
 
 if TYPE_CHECKING:
     from phalanx.schemas.api.telemetry import CurveView, MetricSeries
+    from phalanx.schemas.api.tracking.runs import RunView
     from phalanx.sdk import PhalanxClient
 
 _MOST_JOBS, _MOST_NAMES = 500, 20
@@ -75,7 +77,20 @@ def metrics(
 
 def compare(  # noqa: PLR0913
     ctx: typer.Context,
-    jobs: JobNames,
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[JOB...]", help="Numbers of the jobs, such as j-12; a-12 for a whole array."
+        ),
+    ] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(
+            "--query",
+            "-q",
+            help="The runs that match instead, as in `phalanx runs`: 'tag:baseline'.",
+        ),
+    ] = None,
     name: Annotated[
         list[str] | None,
         typer.Option(
@@ -97,14 +112,13 @@ def compare(  # noqa: PLR0913
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Compare metrics of up to 500 jobs: a row for each metric and job, with the course of its curve."""
+    """Compare up to 500 jobs: parameters that differ, and a row for each metric and job with its course."""
+    if not jobs and query is None:
+        raise UserError("name jobs, or a query", "phalanx compare --query 'tag:baseline since:7d'")
     with connected(ctx) as client:
-        nums = list(dict.fromkeys(job_numbers(client, jobs)))
-        if len(nums) > _MOST_JOBS:
-            raise UserError(
-                f"{len(nums)} jobs are too many to compare", f"name at most {_MOST_JOBS}"
-            )
-        labels = {num: client.job(num).name for num in nums}
+        runs = _runs(client, jobs or (), query)
+        nums = [one.job for one in runs]
+        labels = {one.job: one.name for one in runs}
         wanted = name or _names_of_scripts(client, nums)
         if len(wanted) > _MOST_NAMES:
             raise UserError(f"{len(wanted)} metrics are too many", f"name at most {_MOST_NAMES}")
@@ -120,7 +134,27 @@ def compare(  # noqa: PLR0913
     elif csv is not None:
         _write_csv(csv, found, labels)
     else:
+        show_differing(runs)
         _show_comparison(found, wanted, nums, labels)
+
+
+def _runs(client: PhalanxClient, jobs: Sequence[str], query: str | None) -> list[RunView]:
+    """The runs to compare, in the order of the jobs, or newest first. Raises NotFound, UserError."""
+    nums = list(dict.fromkeys(job_numbers(client, jobs)))
+    terms = ([f"job:{','.join(map(str, nums))}"] if nums else []) + ([query] if query else [])
+    if len(nums) <= _MOST_JOBS:
+        page = client.runs.page(" ".join(terms), archived="include", limit=_MOST_JOBS)
+    if len(nums) > _MOST_JOBS or page.cursor is not None:
+        raise UserError("these are too many jobs to compare", f"at most {_MOST_JOBS}")
+    if not query:
+        found = {one.job: one for one in page.runs}
+        for num in nums:
+            if num not in found:
+                client.job(num)  # raises NotFound
+        return [found[num] for num in nums if num in found]
+    if not page.runs:
+        raise NotFound(f"no run matches {query!r}", "`phalanx runs` lists them")
+    return page.runs
 
 
 def _names_of_scripts(client: PhalanxClient, nums: Sequence[int]) -> list[str]:

@@ -71,8 +71,16 @@ class RankCommand:
         It is found by its form (`train.py`, `run.sh`), so launchers in front of it and their options do not
         matter: that of `torchrun --nproc-per-node 8 ./train.py --lr 0.1` is `train.py`.
         """
-        words = _shell_words(self.words[0]) if self.shell and self.words else self.words
-        return _entry_point(words)
+        return _entry_point(self._plain_words)[0]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The words behind the entry point, as a shell would split them."""
+        return tuple(_entry_point(self._plain_words)[1])
+
+    @property
+    def _plain_words(self) -> Sequence[str]:
+        return _shell_words(self.words[0]) if self.shell and self.words else self.words
 
     def under(self, program: list[str]) -> RankCommand:
         """The command of a program that prepares a rank and then runs this one."""
@@ -90,17 +98,20 @@ def _shell_words(line: str) -> list[str]:
         return line.split()
 
 
-def _entry_point(words: Sequence[str]) -> str:
+def _entry_point(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The entry point among the words of a command, and the words behind it."""
     if len(words) > 2 and _SHELL.fullmatch(words[0]) and words[1] in ("-c", "-lc", "-ec"):
         return _entry_point(_shell_words(words[2]))
     for at, word in enumerate(words):
         after = words[at + 1] if at + 1 < len(words) else ""
         if word == "-m" and after and after not in _LAUNCHERS:
-            return after
+            return after, words[at + 2 :]
         if _SCRIPT.fullmatch(word):
-            return word.removeprefix("./")
-    programs = (one for one in words if not _ASSIGNMENT.fullmatch(one))
-    return next(programs, "").removeprefix("./")
+            return word.removeprefix("./"), words[at + 1 :]
+    for at, word in enumerate(words):
+        if not _ASSIGNMENT.fullmatch(word):
+            return word.removeprefix("./"), words[at + 1 :]
+    return "", ()
 
 
 @dataclass(frozen=True, slots=True)

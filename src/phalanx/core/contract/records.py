@@ -105,6 +105,13 @@ class SeedRecord(Record):
     seed: int
 
 
+@_record("params")
+class ParamsRecord(Record):
+    """Parameters that the script says it runs with, flattened (rank 0)."""
+
+    values: Mapping[str, Any]
+
+
 @_record("step")
 class StepRecord(Record):
     """An optimizer step committed. `consumed` counts the positions of the epoch used so far."""
@@ -377,6 +384,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "Sequence[float]": lambda data: tuple(float(one) for one in _items(data)),
     "Sequence[str]": lambda data: tuple(str(one) for one in _items(data)),
     "Sequence[Mapping[str, float | None]]": lambda data: tuple(map(_table, _items(data))),
+    "Mapping[str, Any]": lambda data: dict(_table(data)),
     "Sequence[Any]": lambda data: tuple(_items(data)),
 }
 

@@ -246,6 +246,8 @@ class JobView(ResponseBody):
     project: str
     owner: str
     labels: dict[str, str]
+    tags: list[str] = Field(default_factory=list)
+    group: str = ""  # runs that belong together have the same; empty: none
     framework: str
     kind: JobKind
     priority: int
@@ -479,13 +481,16 @@ class CheckpointView(ResponseBody):
 class ChangeRequest(RequestBody):
     """Settings to change, with names and values as in the spec; what is left out stays.
 
-    null removes a description, a `max_duration` or a `budget`, and in `labels` one label; labels that are
-    not named stay. An empty `pool` means any pool that fits.
+    null removes a description, a group, a `max_duration` or a `budget`, and in `labels` one label; labels
+    that are not named stay. `tags` has true for a tag to add, false for one to remove. An empty
+    `pool` means any pool that fits.
     """
 
     name: ShortText | None = None
-    description: Annotated[str, Field(max_length=1000)] | None = None
+    description: Annotated[str, Field(max_length=10_000)] | None = None
     labels: Annotated[dict[str, str | None], Field(max_length=100)] | None = None
+    tags: Annotated[dict[ShortText, bool], Field(max_length=100)] | None = None
+    group: ShortText | None = None
     priority: int | ShortText | None = None
     pool: Annotated[list[ShortText], Field(max_length=100)] | None = None
     max_duration: float | ShortText | None = None

@@ -10,6 +10,7 @@ from pydantic import Field
 from phalanx.core.contract.job import SourceState
 from phalanx.core.contract.source_text import shown_difference
 from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText
+from phalanx.schemas.api.tracking.runs import RunParamView
 
 MAX_CHANGED = 50
 MAX_DIFF_CHARS = 1 << 18
@@ -190,7 +191,8 @@ class ProvenanceView(ResponseBody):
     image: str | None = None
     env: dict[str, str] = Field(default_factory=dict)  # of the spec; values of secrets withheld
     caller_env: list[str] = Field(default_factory=list)  # names of the variables taken along
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: dict[str, Any] = Field(default_factory=dict)  # those that count, by name
+    run_params: list[RunParamView] = Field(default_factory=list)  # of every source
     seed: int | None = None  # the newest of `seeds`; before the first, that of the trial
     seeds: list[SeedView] = Field(default_factory=list)  # of scripts that use the library
     python: dict[str, Any] | None = None  # packages that the spec installs

@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic import WithJsonSchema as Shown
 
+from phalanx.core.experiments.parameters import MAX_FILES
 from phalanx.core.frameworks.adapter import REGISTRY
 from phalanx.kit.units import MAX_DURATION_S, MAX_SIZE_BYTES, parse_duration, parse_size
 from phalanx.schemas.frameworks import framework
@@ -245,6 +246,10 @@ def one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _once(value: list[str]) -> list[str]:
+    return sorted(set(value))
+
+
 def _labels(value: Any) -> Any:
     """`j-12`, `12` or a list of them."""
     many = value if isinstance(value, list) else [value]
@@ -338,6 +343,8 @@ _NAME_SCHEMA = {"type": "string", "pattern": _NAME_PATTERN}
 _NAMES = Shown(
     {"anyOf": [_NAME_SCHEMA, {"type": "array", "items": _NAME_SCHEMA, "maxItems": MAX_ENTRIES}]}
 )
+_TAG = r"^[A-Za-z0-9][\w./+-]{0,99}$"
+_TAG_SCHEMA = {"type": "string", "pattern": _TAG}
 Whether = Annotated[bool, Field(strict=True)]
 NotEmpty = Annotated[str, Field(strict=True, min_length=1, max_length=_MAX_TEXT)]
 Duration = Annotated[
@@ -406,6 +413,21 @@ Names = Annotated[
     Field(max_length=MAX_ENTRIES),
     _NAMES,
 ]
+Tags = Annotated[
+    list[Annotated[str, Field(strict=True, pattern=_TAG)]],
+    BeforeValidator(one_or_more),
+    AfterValidator(_once),
+    Field(max_length=100),
+    Shown({"anyOf": [_TAG_SCHEMA, {"type": "array", "items": _TAG_SCHEMA, "maxItems": 100}]}),
+]
+"""Words without order; one that is given twice counts once."""
+Labels = Annotated[dict[Name, Text], Field(max_length=100)]
+ConfigFiles = Annotated[
+    list[Annotated[str, Field(strict=True, min_length=1, max_length=500)]],
+    BeforeValidator(one_or_more),
+    Field(max_length=MAX_FILES),
+]
+"""Names of files in YAML, JSON or TOML."""
 Jobs = Annotated[
     list[Name],
     BeforeValidator(_labels),

@@ -30,9 +30,11 @@ from phalanx.schemas.spec.fields import (
     MAX_ENTRIES,
     MAX_NODES,
     Command,
+    ConfigFiles,
     Cron,
     Duration,
     FrameworkName,
+    Labels,
     Name,
     Names,
     NotEmpty,
@@ -40,6 +42,7 @@ from phalanx.schemas.spec.fields import (
     Range,
     Section,
     StallAfter,
+    Tags,
     Text,
     Variable,
     Whether,
@@ -318,13 +321,14 @@ class JobSpec(Section):
         default=SPEC_SCHEMA, alias="schema", description="Version of this format."
     )
     name: Name = Field(default="job", description="Name of the job; need not be unique.")
-    description: Annotated[str, Field(strict=True, max_length=1000)] | None = optional(
-        "What the job is for, in words."
+    description: Annotated[str, Field(strict=True, max_length=10_000)] | None = optional(
+        "What the job is for, and notes about its results, in words."
     )
     project: Name = Field(default="default", description="Project of the job.")
-    labels: dict[Name, Text] = Field(
-        default_factory=dict, max_length=100, description="Labels to filter by."
-    )
+    labels: Labels = Field(default_factory=dict, description="Labels to filter by.")
+    tags: Tags = Field(default_factory=list, description="Words to find the run by: `baseline`.")
+    group: Name | None = optional("Runs that belong together have the same group.")
+    config_files: ConfigFiles = Field(default_factory=list, description="Files with parameters.")
     job_class: Name | None = Field(
         default=None,
         alias="class",

@@ -14,6 +14,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from phalanx.core.contract.provenance import MAX_PACKAGES, InstalledSoftware
 from phalanx.core.contract.records import MetricPoint
+from phalanx.core.experiments.parameters import MAX_NAME, MAX_PARAMS, MAX_VALUE
 from phalanx.core.gang.collectives import MOST_GROUPS, LastCollective
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.stalls import CapturedStack
@@ -181,6 +182,19 @@ class SeedReport(GenerationReport):
 
     kind: Literal["seed"] = "seed"
     seed: Annotated[str, Field(pattern=r"^-?[0-9]{1,20}$")]
+
+
+class ParamsReport(GenerationReport):
+    """Parameters that the script says it runs with, where it uses the library."""
+
+    kind: Literal["params"] = "params"
+    values: Annotated[
+        dict[
+            Annotated[EncodableText, Field(min_length=1, max_length=MAX_NAME)],
+            Annotated[EncodableText, Field(max_length=MAX_VALUE)] | bool | int | float | None,
+        ],
+        Field(max_length=MAX_PARAMS),
+    ]
 
 
 class RestoredReport(GenerationReport):
@@ -425,6 +439,7 @@ Report = Annotated[
     | CheckpointReport
     | TrialReport
     | SeedReport
+    | ParamsReport
     | RestoredReport
     | QuarantinedReport
     | CheckpointRemovedReport

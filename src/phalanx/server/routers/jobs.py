@@ -171,7 +171,7 @@ def patch_job(here: Here, by: By, num: JobNum, request: ChangeRequest) -> JobVie
     """Change settings of a job: what is left out stays; may be repeated.
 
     The pool of a job that holds slots cannot change, and of a job that has ended only its name,
-    description and labels can.
+    description, labels, tags and group can.
     """
     settings.change(here.platform, num, request, here.clock.now(), by.actor)
     return get_job(here, num)

@@ -30,6 +30,7 @@ from phalanx.services.quotas.submitted import check_submitted
 from phalanx.services.workflow import dependencies
 from phalanx.store import jobs
 from phalanx.store.database import Tx
+from phalanx.store.experiments import params as run_params
 from phalanx.store.idempotency import RequestKey, earlier_answer, once
 from phalanx.store.jobs import JobFacts
 
@@ -203,6 +204,7 @@ def store_batch(
         store_budget(tx, num, prepared.accepted.spec)
         if notes := resume_note(tx, prepared):
             commit_events(tx, num, notes, now, actor)
+    run_params.put(tx, [(num, one.params) for num, one in enumerate(made, first)], now)
     for diff in {one.diff: one for one in made}.values():
         store_diff(tx, diff, now)
     return list(range(first, first + count))

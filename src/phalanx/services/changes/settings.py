@@ -33,7 +33,7 @@ from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFacts, StoredJob
 from phalanx.store.tags.rows import SETTINGS, nodes_in
 
-_DESCRIBING = ("name", "description", "labels")
+_DESCRIBING = ("name", "description", "labels", "tags", "group")
 """Settings that no decision depends on: those of a job that has ended change, too."""
 _US = 1_000_000
 
@@ -84,6 +84,9 @@ def _difference(
     if merged.get("labels") is not None:
         both = {**stored.facts.labels, **merged["labels"]}
         merged["labels"] = {key: value for key, value in both.items() if value is not None}
+    if merged.get("tags") is not None:
+        chosen = dict.fromkeys(known.get("tags") or (), True) | merged["tags"]
+        merged["tags"] = [tag for tag, wanted in chosen.items() if wanted]
     merged = {key: _default(key) if one is None else one for key, one in merged.items()}
     spec = validate_spec({**known, **merged})
     new = resolved(spec)

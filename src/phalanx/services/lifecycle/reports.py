@@ -21,6 +21,7 @@ from phalanx.schemas.wire.report_bytes import decode_columns
 from phalanx.services.lifecycle.commit import LEAVING, Note
 from phalanx.services.lifecycle.provenance.attempt_facts import (
     input_events,
+    params_events,
     seed_events,
     software_events,
 )
@@ -402,6 +403,12 @@ def _seed(inbox: Inbox, report: wire.SeedReport) -> None:
     inbox.events += seed_events(inbox.tx, (inbox.job, inbox.attempt, inbox.node_rank), report)
 
 
+def _params(inbox: Inbox, report: wire.ParamsReport) -> None:
+    inbox.events += params_events(
+        inbox.tx, (inbox.job, inbox.attempt, inbox.node_rank), report, inbox.now
+    )
+
+
 def _inputs(inbox: Inbox, report: wire.InputsReport) -> None:
     key = (inbox.job, inbox.attempt, inbox.node_rank)
     inbox.events += input_events(inbox.tx, key, report, inbox.now)
@@ -458,6 +465,7 @@ _READERS: Mapping[type, Callable[[Inbox, Any], None]] = {
     wire.MetricColumnsReport: _metric_columns,
     wire.LogReport: _log,
     wire.SeedReport: _seed,
+    wire.ParamsReport: _params,
     wire.SoftwareReport: _software,
     wire.InputsReport: _inputs,
     wire.LeavingReport: _leaving,

@@ -11,6 +11,7 @@ from phalanx.core.contract.resume import ResumeSource
 from phalanx.core.contract.secrecy import WITHHELD, shown_spec, withhold
 from phalanx.core.contract.trial import TrialContract
 from phalanx.core.cost.budgets import BudgetScope
+from phalanx.core.experiments.parameters import RunParam
 from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.events import Submitted
 from phalanx.core.jobs.model import JobPolicy
@@ -42,6 +43,7 @@ from phalanx.services.lifecycle.admission import (
 from phalanx.services.lifecycle.commit import QUEUE, Note, commit_events, commit_new
 from phalanx.services.lifecycle.folder_check import check_folder
 from phalanx.services.lifecycle.provenance.resume_sources import resolve_resume
+from phalanx.services.lifecycle.provenance.run_parameters import params_of_job
 from phalanx.services.platform import Platform
 from phalanx.services.quotas.submitted import check_submitted
 from phalanx.services.residency.rules import ResidencyRules
@@ -50,6 +52,7 @@ from phalanx.services.workflow import dependencies
 from phalanx.store import jobs, resources
 from phalanx.store.cost import budgets
 from phalanx.store.database import Tx
+from phalanx.store.experiments import params as run_params
 from phalanx.store.idempotency import RequestKey, earlier_answer, once
 from phalanx.store.jobs import JobFacts
 from phalanx.store.provenance import rows as provenance
@@ -164,6 +167,8 @@ class PreparedJob:
     by: Caller | None = None
     #: the text of the difference of its code to the Git commit; empty: none
     diff: str = ""
+    #: parameters of the run, of every source that the submission has
+    params: tuple[RunParam, ...] = ()
 
 
 def submit(
@@ -246,7 +251,8 @@ def prepare(
         study=None if trial is None else trial.study,
         trial=None if trial is None or trial.study is None else trial.trial,
     )
-    return PreparedJob(request, accepted, facts, values, by, diff)
+    params = params_of_job(platform, spec, contract, request.code)
+    return PreparedJob(request, accepted, facts, values, by, diff, params)
 
 
 def element_variables(index: int) -> dict[str, str]:
@@ -273,6 +279,7 @@ def store_prepared(
     commit_new(tx, Submitted(num, prepared.accepted.policy, waits_for), prepared.facts, now, actor)
     store_budget(tx, num, spec)
     store_diff(tx, prepared, now)
+    run_params.put(tx, [(num, prepared.params)], now)
     if notes := resume_note(tx, prepared):
         commit_events(tx, num, notes, now, actor)
     return num

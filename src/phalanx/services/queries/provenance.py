@@ -15,7 +15,8 @@ from phalanx.core.contract.provenance import (
     flat,
     input_facts,
 )
-from phalanx.core.contract.trial import TrialContract
+from phalanx.core.contract.trial import Param, TrialContract
+from phalanx.core.experiments.parameters import ParamSource, effective, text_of
 from phalanx.core.tenancy.principals import Caller
 from phalanx.core.tenancy.roles import Permission
 from phalanx.errors import NotFound
@@ -36,6 +37,7 @@ from phalanx.schemas.api.provenance import (
     SoftwareView,
     SourceView,
 )
+from phalanx.schemas.api.tracking.runs import RunParamView
 from phalanx.services.lifecycle.assignments import contract_of
 from phalanx.services.lifecycle.provenance.attempt_facts import SEEDED, last_inputs
 from phalanx.services.lifecycle.provenance.digest import fixed_facts, provenance_digest
@@ -43,6 +45,7 @@ from phalanx.services.platform import Platform
 from phalanx.store import events, jobs, lineage
 from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
+from phalanx.store.experiments import params as run_params
 from phalanx.store.jobs import StoredJob
 from phalanx.store.provenance import rows
 from phalanx.store.provenance.rows import ImageRow, InputRow, SoftwareRow
@@ -64,6 +67,7 @@ class JobRecord:
     images: Sequence[ImageRow]  # by attempt and node rank
     inputs: Sequence[InputRow]  # by attempt, node rank and name
     texts: Mapping[str, str]  # by digest
+    params: Sequence[RunParamView]  # of every source, by name
 
     @classmethod
     def load(cls, tx: Tx, num: int) -> JobRecord:
@@ -83,7 +87,14 @@ class JobRecord:
             rows.images_of(tx, num),
             rows.inputs_of(tx, num),
             rows.texts(tx, wanted),
+            _params(tx, num),
         )
+
+    @property
+    def counting(self) -> dict[str, Param]:
+        """The parameters that count; of a job of an earlier release, those of its trial."""
+        trial = self.contract.trial or TrialContract()
+        return {**trial.params, **{one.name: one.value for one in self.params if one.counts}}
 
     @property
     def seeds(self) -> list[StoredEvent]:
@@ -103,10 +114,30 @@ class JobRecord:
             found |= self.installed(first[-1].digest).facts()
         if self.seeds:
             found["seed"] = self.seeds[-1].data["seed"]
+        found |= {
+            f"params.{one.name}": text_of(one.value)
+            for one in self.params
+            if one.counts and one.source != ParamSource.STUDY
+        }
         pulled = [one.image for one in self.images if one.node_rank == 0]
         if pulled:
             found["image"] = pulled[-1]
         return found | input_facts([one.value for one in last_inputs(self.inputs)])
+
+
+def _params(tx: Tx, num: int) -> list[RunParamView]:
+    """All parameters of a run, of every source, by name."""
+    found = run_params.of_job(tx, num)
+    counts = effective(found)
+    return [
+        RunParamView(
+            name=one.name,
+            value=one.value,
+            source=one.source.value,
+            counts=counts[one.name] is one,
+        )
+        for one in found
+    ]
 
 
 def read_provenance(platform: Platform, num: int) -> ProvenanceView:
@@ -164,7 +195,8 @@ def _view(platform: Platform, tx: Tx, record: JobRecord) -> ProvenanceView:
         image=spec.get("image"),
         env=dict(spec.get("env") or {}),
         caller_env=sorted(facts.caller_env or {}),
-        params=dict(trial.params),
+        params=record.counting,
+        run_params=list(record.params),
         seed=int(record.seeds[-1].data["seed"]) if record.seeds else trial.seed,
         seeds=[_seed(one) for one in record.seeds],
         python=spec.get("python"),

@@ -346,6 +346,8 @@ def _brief(
         slot_seconds=job.attained_slot_s,
         **_beside(beside),
         description=facts.spec.get("description") or "",
+        tags=list(facts.spec.get("tags") or ()),
+        group=facts.spec.get("group") or "",
         data=dict(facts.spec.get("data") or {}),
         state=job.state.value,
         reason=_reason(job.reason),

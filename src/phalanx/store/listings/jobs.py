@@ -12,9 +12,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select, tuple_
 from sqlalchemy.sql import text
 
+from phalanx.core.experiments.query import Term
 from phalanx.core.jobs.model import JobState
 from phalanx.errors import UserError
 from phalanx.store.database import Tx
+from phalanx.store.experiments.queries import condition, matches, sort_key
 from phalanx.store.jobs import StoredJob, load_brief
 from phalanx.store.schema.listings import job_data, job_listing
 from phalanx.store.schema.retention import job_marks
@@ -100,11 +102,15 @@ class JobFilter:
     array: int | None = None  # number of the first job of an array
     ranges: tuple[ListingRange, ...] = ()  # all of these
     archived: bool | None = None  # archived ones alone, or none of them; None: both
+    terms: tuple[Term, ...] = ()  # of a query; all of these
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order of a listing: a key of `SORTS`; jobs that are equal in it go by their number."""
+    """The order of a listing: a key of `SORTS`, a metric or a parameter, as `metric:val_acc`.
+
+    Jobs that are equal in it go by their number.
+    """
 
     by: str = NUM
     descending: bool = True
@@ -113,9 +119,18 @@ class Order:
     def parse(cls, wanted: str) -> Order:
         """From `name` or `-submitted_at`; `-` means the largest first. Raises UserError."""
         by = wanted.removeprefix("-")
-        if by not in SORTS:
-            raise UserError(f"jobs cannot be sorted by {by!r}", f"write one of {', '.join(SORTS)}")
+        if by not in SORTS and sort_key(by) is None:
+            said = f"write one of {', '.join(SORTS)}, metric:NAME or param:NAME"
+            raise UserError(f"jobs cannot be sorted by {by!r}", said)
         return cls(by, wanted.startswith("-"))
+
+    @property
+    def key(self) -> ColumnElement[Any]:
+        """What it sorts by. Raises UserError."""
+        found = SORTS[self.by] if self.by in SORTS else sort_key(self.by)
+        if found is None:
+            raise UserError(f"jobs cannot be sorted by {self.by!r}")
+        return found
 
     def __str__(self) -> str:
         """The text that `parse` reads."""
@@ -175,7 +190,7 @@ def page(
     Jobs that are added meanwhile appear on no page that lies before the cursor, and none appears twice,
     unless the value that it is sorted by changes. Raises UserError for a cursor of another order.
     """
-    key = SORTS[order.by]
+    key = order.key
     dialect = tx.conn.dialect.name
     query = _filtered(select(_HERE.num, key.label("sorted_by")), wanted, dialect)
     if cursor is not None:
@@ -216,9 +231,9 @@ def _filtered(query: Select[Any], wanted: JobFilter, dialect: str) -> Select[Any
         terms.append(_HERE.project.in_(wanted.projects))
     for name in _PATTERNS:
         if getattr(wanted, name) is not None:
-            terms.append(_matches(_HERE[name], getattr(wanted, name), dialect))
+            terms.append(matches(_HERE[name], getattr(wanted, name), dialect))
     if wanted.data is not None:
-        found = _matches(job_data.c.path, wanted.data, dialect)
+        found = matches(job_data.c.path, wanted.data, dialect)
         terms.append(_HERE.num.in_(select(job_data.c.job).where(found)))
     for name in _EQUAL:
         value = getattr(wanted, name)
@@ -231,6 +246,7 @@ def _filtered(query: Select[Any], wanted: JobFilter, dialect: str) -> Select[Any
     if wanted.archived is not None:
         marked = _HERE.num.in_(_ARCHIVED)
         terms.append(marked if wanted.archived else ~marked)
+    terms += [condition(one, dialect) for one in wanted.terms]
     for name, value in wanted.labels:
         same = and_(job_labels.c.name == name, job_labels.c.value == value)
         terms.append(_HERE.num.in_(select(job_labels.c.job).where(same)))
@@ -246,19 +262,6 @@ def _within(one: ListingRange) -> list[ColumnElement[bool]]:
     if one.most is not None:
         terms.append(column <= one.most)
     return terms
-
-
-def _matches(column: Any, pattern: str, dialect: str) -> ColumnElement[bool]:
-    """Whether a text has the form of a pattern, with `*` for any text; upper and lower case differ."""
-    if "*" not in pattern:
-        return column == pattern  # type: ignore[no-any-return]
-    if dialect == "sqlite":
-        # LIKE takes `A` and `a` for the same there, and only these: GLOB compares as PostgreSQL does.
-        return column.op("GLOB", is_comparison=True)(  # type: ignore[no-any-return]
-            pattern.replace("[", "[[]").replace("?", "[?]")
-        )
-    plain = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    return column.like(plain.replace("*", "%"), escape="\\")  # type: ignore[no-any-return]
 
 
 def _write_cursor(order: Order, place: Sequence[Any]) -> str:

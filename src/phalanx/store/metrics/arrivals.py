@@ -15,6 +15,7 @@ from phalanx.core.contract.records import MetricPoint
 from phalanx.errors import StoreCorrupt
 from phalanx.store.database import Tx, take_numbers
 from phalanx.store.engines.many_rows import run_many
+from phalanx.store.schema.listings import job_listing
 from phalanx.store.schema.metrics import (
     chunk_row,
     metric_chunks,
@@ -44,6 +45,13 @@ _ADD = metric_chunks.insert()
 _NAMES = select(metric_names.c.name).where(metric_names.c.job == bindparam("_job"))
 _NAMES_OF_MANY = select(metric_names.c.job, metric_names.c.name).where(
     metric_names.c.job.in_(bindparam("_jobs", expanding=True))
+)
+_ENDED = (
+    select(_HERE.job)
+    .join(job_listing, job_listing.c.num == _HERE.job)
+    .where(_HERE.folded == 0, job_listing.c.ended_at.is_not(None))
+    .distinct()
+    .order_by(_HERE.job)
 )
 _ADD_NAME = text("INSERT INTO metric_names (job, name) VALUES (:job, :name) ON CONFLICT DO NOTHING")
 
@@ -228,12 +236,14 @@ def last_chunk_id(tx: Tx) -> int:
 
 
 def due(tx: Tx, now: int, *, limit: int) -> list[int]:
-    """Jobs with enough reports to fold, or with some and none that is recent."""
+    """Jobs with enough reports to fold, or with some that are not recent; first those that have ended."""
+    over = list(tx.conn.execute(_ENDED.limit(limit)).scalars())
     many, rows = func.count(), func.sum(_HERE.num_rows)
     idle = func.max(_HERE.newest_at) < now - IDLE_US
     query = select(_HERE.job).where(_HERE.folded == 0).group_by(_HERE.job)
     query = query.having(or_(many >= FULL, rows >= FULL_ROWS, idle))
-    return list(tx.conn.execute(query.order_by(_HERE.job).limit(limit)).scalars())
+    found = tx.conn.execute(query.order_by(_HERE.job).limit(limit)).scalars()
+    return list(dict.fromkeys([*over, *found]))[:limit]
 
 
 def with_points(tx: Tx, nums: Sequence[int]) -> list[int]:

@@ -92,9 +92,24 @@ def _roll_up(tx: Tx, job: int, batch: dict[series.SeriesKey, Samples]) -> None:
     by_key = {one.key: one for one in known}
     stored = StoredSamples(tx, job, names)
     rows = [
-        _grown(tx, by_key.get(key), key, samples, stored) for key, samples in sorted(batch.items())
+        _summarized(_grown(tx, by_key.get(key), key, samples, stored), by_key.get(key), samples)
+        for key, samples in sorted(batch.items())
     ]
     series.put(tx, rows)
+
+
+def _summarized(row: SeriesRow, known: SeriesRow | None, fresh: Samples) -> SeriesRow:
+    """The row with the last, the least and the most finite value of before and of fresh samples."""
+    values = fresh.values[np.isfinite(fresh.values)]
+    before = row if known is None else known
+    last, least, most = before.last_value, before.min_value, before.max_value
+    if len(values):
+        if last is None or fresh.steps[-1] >= before.last_step:
+            last = float(values[-1])
+        lowest, highest = float(values.min()), float(values.max())
+        least = lowest if least is None else min(least, lowest)
+        most = highest if most is None else max(most, highest)
+    return replace(row, last_value=last, min_value=least, max_value=most)
 
 
 @dataclass(slots=True)

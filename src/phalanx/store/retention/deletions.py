@@ -16,6 +16,7 @@ from phalanx.core.cost.budgets import BudgetScope
 from phalanx.core.retention.holds import RemovalCause
 from phalanx.core.retention.policy import DataKind
 from phalanx.store.database import Tx, columns_of, read
+from phalanx.store.schema.experiments import run_params, run_terms
 from phalanx.store.schema.listings import job_data, job_listing
 from phalanx.store.schema.logs import log_packs, log_positions
 from phalanx.store.schema.metrics import (
@@ -73,11 +74,11 @@ _SMALL: tuple[Table, ...] = (
         restores,
         ledger_rows,
     ),
-    *(attempt_software, attempt_images, attempt_inputs),
+    *(attempt_software, attempt_images, attempt_inputs, run_params),
     *(reservations, quota_alerts, checkpoint_pins, checkpoint_removals),
 )
 _WITH_THE_JOB: tuple[Table, ...] = (
-    *(job_labels, job_data, array_turns, job_dependencies, job_marks),
+    *(job_labels, job_data, array_turns, job_dependencies, job_marks, run_terms),
 )
 DELETED_TABLES = frozenset(table.name for table in (*_LARGE, *_SMALL, *_WITH_THE_JOB, checkpoints))
 """Tables with rows of jobs that go with their job."""

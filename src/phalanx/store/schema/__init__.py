@@ -4,6 +4,7 @@
 """
 
 from phalanx.store.schema import (
+    experiments,
     listings,
     logs,
     metrics,
@@ -16,6 +17,7 @@ from phalanx.store.schema import (
 from phalanx.store.tables import metadata
 
 __all__ = [
+    "experiments",
     "listings",
     "logs",
     "metadata",

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import DDL, BigInteger, Column, Index, Integer, LargeBinary, String, Table, event
+from sqlalchemy import (
+    DDL,
+    BigInteger,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    event,
+)
 
 from phalanx.store.tables import metadata
 
@@ -54,6 +65,12 @@ metric_series = Table(
     Column("last_step", BigInteger, nullable=False),
     Column("count", BigInteger, nullable=False),  # steps that have a value
     Column("samples", LargeBinary),  # of a short series; see core.curves.rollups
+    # Finite values: of the highest step that has one, and the least and the most of all that was reported.
+    # NULL: none so far.
+    Column("last_value", Float),
+    Column("min_value", Float),
+    Column("max_value", Float),
+    Index(None, "name", "rank", "job"),
 )
 
 metric_pages = Table(

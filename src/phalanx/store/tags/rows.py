@@ -51,7 +51,10 @@ class Resource(StrEnum):
     POLICY = "policy"
 
 
-SETTINGS = ("name", "description", "labels", "priority", "pool", "max_duration", "budget")
+SETTINGS = (
+    *("name", "description", "labels", "tags", "group", "priority", "pool", "max_duration"),
+    "budget",
+)
 """The settings of a job that its tag names, with their names in the spec; `nodes` is one more."""
 Values = Mapping[str, str]
 """The variables of a path. `project` is empty for the whole platform."""

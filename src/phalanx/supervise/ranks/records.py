@@ -17,6 +17,7 @@ from typing import Any
 
 from phalanx.core.contract import records as contract
 from phalanx.core.contract.records import MetricPoint, MetricRecord, Record
+from phalanx.core.experiments.parameters import ParamSource, params_of
 from phalanx.core.gang.stalls import StallWatch
 from phalanx.core.telemetry.instruments import observed
 from phalanx.core.training.ledger import Consumed, merge
@@ -31,6 +32,7 @@ from phalanx.schemas.wire.supervision import (
     LedgerReport,
     LedgerRow,
     MetricsReport,
+    ParamsReport,
     ProfileReport,
     QuarantinedReport,
     Report,
@@ -433,6 +435,12 @@ def _seed(here: GenerationRecords, _rank: int, _at: int, record: contract.SeedRe
     here._report(SeedReport, seed=str(record.seed))
 
 
+def _params(here: GenerationRecords, _rank: int, _at: int, record: contract.ParamsRecord) -> None:
+    # What a rank wrote is not known to be flat, or small.
+    flat = params_of(ParamSource.SCRIPT, record.values)
+    here._report(ParamsReport, values={one.name: one.value for one in flat})
+
+
 _HANDLERS: Mapping[type[Record], Callable[[GenerationRecords, int, int, Any], None]] = {
     contract.StepRecord: GenerationRecords._step,
     contract.LedgerRecord: GenerationRecords._ledger,
@@ -449,6 +457,7 @@ _HANDLERS: Mapping[type[Record], Callable[[GenerationRecords, int, int, Any], No
     contract.RestoredRecord: GenerationRecords._restored,
     contract.DataRecord: GenerationRecords._data,
     contract.SeedRecord: _seed,
+    contract.ParamsRecord: _params,
     contract.GuardRecord: GenerationRecords._guard,
     contract.ProfileRecord: GenerationRecords._profile,
     contract.SaveBegunRecord: GenerationRecords._save_begun,
@@ -470,6 +479,7 @@ class SideRecords(GenerationRecords):
         contract.RestoredRecord,
         contract.DataRecord,
         contract.SeedRecord,
+        contract.ParamsRecord,
         contract.QuarantinedRecord,
         contract.RemovedRecord,
         contract.UploadingRecord,

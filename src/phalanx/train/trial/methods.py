@@ -23,9 +23,10 @@ class TrialMethods:
     def params(self) -> Params:
         """The trial's parameters, by name and as attributes; empty in a job that is no trial.
 
-        `PHALANX_PARAMS`, a JSON object, sets them by hand.
+        `PHALANX_PARAMS`, a JSON object, sets them by hand. `run.params(lr=0.1)`, or `run.params(args)`,
+        records what the script runs with.
         """
-        return Params(self._trial.contract.params)
+        return Params(self._trial.contract.params, self._trial.record_params)
 
     @property
     def target(self) -> int | None:

@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from phalanx.core.contract.trial import Param
+from phalanx.errors import UserError
+
+
+def _ignore(_values: Mapping[str, Any]) -> None:
+    """Record nothing."""
 
 
 class Params(Mapping[str, Param]):
     """The parameters of a trial, by name: `params["lr"]`, `params.lr`, `params.get("lr", 0.1)`.
 
     Empty in a job that is no trial. A parameter that is named like a method is found by `[]` alone.
+    Called with values, it records them as parameters of the run.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("_record", "_values")
     _values: dict[str, Param]
+    _record: Callable[[Mapping[str, Any]], None]
 
-    def __init__(self, values: Mapping[str, Param]) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Param],
+        record: Callable[[Mapping[str, Any]], None] = _ignore,
+    ) -> None:
         object.__setattr__(self, "_values", dict(values))
+        object.__setattr__(self, "_record", record)
+
+    def __call__(self, given: object = None, /, **values: Any) -> None:
+        """Record what the script runs with, in the record of the run; what rank 0 gives counts.
+
+        Values may be nested: `run.params(optimizer={"lr": 0.1})` records `optimizer.lr`. The first value
+        that a run gives to a name stays.
+
+        Args:
+            given: A mapping, or an object with attributes such as that of argparse.
+            values: More of them, by name.
+
+        Raises:
+            UserError: `given` is neither a mapping nor an object with attributes.
+        """
+        whole = {} if given is None else given
+        if not isinstance(whole, Mapping):
+            try:
+                whole = vars(whole)
+            except TypeError:
+                said = f"run.params: {type(given).__name__} has no parameters"
+                raise UserError(said, "give a mapping, or what argparse returns") from None
+        self._record({**whole, **values})
 
     def __getitem__(self, name: str) -> Param:
         return self._values[name]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from phalanx.core.contract.records import PhaseRecord, ReportRecord, WarningRecord
+from phalanx.core.contract.records import ParamsRecord, PhaseRecord, ReportRecord, WarningRecord
 from phalanx.core.contract.trial import TARGET_SUFFIX
 from phalanx.kit.clock import Clock
 from phalanx.train.gang.context import RankInfo
@@ -80,6 +80,17 @@ class TrialReporter:
             self._pending = record
         else:
             self._report.write(record)
+
+    def record_params(self, values: Mapping[str, Any]) -> None:
+        """Write parameters of the run, flattened (rank 0)."""
+        if self._is_main:
+            from phalanx.core.experiments.parameters import flattened
+
+            plain_values = {
+                name: one.item() if callable(getattr(one, "item", None)) else one
+                for name, one in values.items()
+            }
+            self._report.write(ParamsRecord(values=dict(flattened(plain_values))))
 
     def is_reached(self, unit: int) -> bool:
         """Whether the trial pauses after so many units."""

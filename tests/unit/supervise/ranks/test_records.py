@@ -285,3 +285,13 @@ def test_the_seed_of_the_leading_role_is_reported(tmp_path):
         here.read()
         here.close()
         assert [(one.kind, one.seed) for one in sent] == [("seed", one) for one in expected]
+
+
+def test_parameters_of_a_script_are_reported_flat_and_bounded():
+    here, sent = opened()
+    add(here, 0, {"k": "params", "values": {"lr": 0.1, "deep": {"token": "abc"}}, "t": 1})
+    add(here, 0, {"k": "params", "values": {"x": "y" * 900, "n": None, "": 1}, "t": 2})
+    assert [dict(one.values) for one in sent if one.kind == "params"] == [
+        {"deep.token": "(withheld)", "lr": 0.1},
+        {"n": None, "x": "y" * 500},
+    ]

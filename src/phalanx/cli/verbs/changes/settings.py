@@ -11,6 +11,23 @@ from phalanx.cli.terminal.options import JobNames
 from phalanx.errors import UserError
 
 _NONE = "none"
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label", metavar="KEY=VALUE", help="Set a label; KEY= removes it. May be repeated."
+    ),
+]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="TAG", help="Add a tag; TAG= removes it. May be repeated."),
+]
+Nodes = Annotated[
+    str | None,
+    typer.Option("--nodes", help="Number of nodes, or a range such as 2..6 for an elastic job."),
+]
+Group = Annotated[
+    str | None, typer.Option("--group", help="Group of runs that belong together; none removes it.")
+]
 
 
 def update(  # noqa: PLR0913 (one parameter for each setting)
@@ -22,14 +39,12 @@ def update(  # noqa: PLR0913 (one parameter for each setting)
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the job.")] = None,
     description: Annotated[
-        str | None, typer.Option("--description", help="What the job is for; none removes it.")
+        str | None,
+        typer.Option("--description", help="What the job is for, and notes; none removes it."),
     ] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--label", metavar="KEY=VALUE", help="Set a label; KEY= removes it. May be repeated."
-        ),
-    ] = None,
+    label: Labels = None,
+    tag: Tags = None,
+    group: Group = None,
     max_duration: Annotated[
         str | None,
         typer.Option("--max-duration", help="The job fails after this duration; none: no limit."),
@@ -42,18 +57,13 @@ def update(  # noqa: PLR0913 (one parameter for each setting)
         str | None,
         typer.Option("--budget", help="Limit on the cost in US dollars; none: no limit."),
     ] = None,
-    nodes: Annotated[
-        str | None,
-        typer.Option(
-            "--nodes", help="Number of nodes, or a range such as 2..6 for an elastic job."
-        ),
-    ] = None,
+    nodes: Nodes = None,
 ) -> None:
     """Change settings of jobs after their submission; the scheduler uses them at its next pass.
 
     The pool of a job that holds slots cannot change: pause it first. A running job with more or fewer
     nodes than it may have saves, and starts again with a number that it may have. Of a job that has
-    ended, only its name, description and labels can.
+    ended, only its name, description, labels, tags and group can.
     """
     from phalanx.schemas.api.jobs import ChangeRequest
 
@@ -63,11 +73,17 @@ def update(  # noqa: PLR0913 (one parameter for each setting)
             given[key] = int(number) if number.isdecimal() else number
     if name is not None:
         given["name"] = name
-    for key, text in (("description", description), ("max_duration", max_duration)):
+    for key, text in (
+        ("description", description),
+        ("group", group),
+        ("max_duration", max_duration),
+    ):
         if text is not None:
             given[key] = _or_none(text)
     if label:
         given["labels"] = dict(_label(one) for one in label)
+    if tag:
+        given["tags"] = {one.removesuffix("="): not one.endswith("=") for one in tag}
     if pool:
         given["pool"] = [] if pool == ["any"] else pool
     if budget is not None:

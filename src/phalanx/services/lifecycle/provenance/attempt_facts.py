@@ -17,12 +17,14 @@ from phalanx.core.contract.provenance import (
     in_words,
     input_facts,
 )
+from phalanx.core.experiments.parameters import ParamSource, params_of
 from phalanx.kit.text import job_label
 from phalanx.schemas.wire import supervision as wire
 from phalanx.services.lifecycle.assignments import contract_of
 from phalanx.services.lifecycle.commit import Note
 from phalanx.store import events, jobs
 from phalanx.store.database import Tx
+from phalanx.store.experiments import params as run_params
 from phalanx.store.provenance import rows
 from phalanx.store.provenance.rows import InputRow, SoftwareRow
 
@@ -30,6 +32,7 @@ Key = tuple[int, int, int]
 """Job, attempt and node rank."""
 SOFTWARE, INPUTS = "software_changed", "inputs_changed"
 SEEDED = "seeded"
+PARAMS = "params_changed"
 _MAX_TOLD = 200
 
 
@@ -72,6 +75,27 @@ def seed_events(tx: Tx, key: Key, report: wire.SeedReport) -> list[Note]:
     if last is not None and last.data["seed"] == report.seed:
         return []
     return [Note(SEEDED, attempt, report.generation, {"seed": report.seed})]
+
+
+def params_events(tx: Tx, key: Key, report: wire.ParamsReport, now: int) -> list[Note]:
+    """Store parameters that the script names; returns an event about those that it named otherwise before.
+
+    The record of a run does not change: the first value of a name stays.
+    """
+    job, attempt, _ = key
+    fresh = params_of(ParamSource.SCRIPT, report.values)
+    known = {one.name: one for one in run_params.of_script(tx, job)}
+    run_params.put_of_script(tx, job, [one for one in fresh if one.name not in known], now)
+    changes = differences(
+        {one.name: known[one.name].text for one in fresh if one.name in known},
+        {one.name: one.text for one in fresh if one.name in known},
+    )
+    if not changes:
+        return []
+    said = f"the script named other parameters than before, which stay: {in_words(changes)}"
+    told = [[one.name, one.before, one.after] for one in changes[:_MAX_TOLD]]
+    data = {"message": said, "changes": told, "num_changes": len(changes)}
+    return [Note(PARAMS, attempt, report.generation, data)]
 
 
 def input_events(tx: Tx, key: Key, report: wire.InputsReport, now: int) -> list[Note]:

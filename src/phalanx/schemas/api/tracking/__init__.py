@@ -1,0 +1,1 @@
+"""Bodies about runs as experiments."""

@@ -1,0 +1,1 @@
+"""Queries over runs: pages of jobs with their parameters and metrics."""
