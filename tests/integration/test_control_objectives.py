@@ -21,6 +21,7 @@ from phalanx.cli.verbs.monitoring.slo_review import (
     review_text,
     sentences,
 )
+from phalanx.core.metrics.catalogue import family
 from phalanx.core.slo.objectives import Indicator
 from phalanx.core.slo.recording import slo_rule_file
 from phalanx.errors import SpecInvalid, UserError
@@ -30,6 +31,7 @@ from phalanx.server.observe.exposition import Exposition
 from phalanx.server.settings import ApiSettings, Settings
 from phalanx.server.settings_groups.objectives import SloSettings
 from phalanx.services.cost.report import fold_step
+from support.checkpoints import commit
 
 pytestmark = pytest.mark.integration
 CLASSES = {
@@ -178,6 +180,9 @@ def test_settings_become_classes_with_a_default_one() -> None:
     assert own["default"].objectives[0].target == 0.5
 
 
+TIMES = ("phalanx_class_queue_wait_seconds", "phalanx_class_recovery_seconds")
+
+
 def of_class(rig: Rig) -> dict[str, float]:
     """The series by class of a scrape that are not 0."""
     lines = Exposition(rig.context).scrape(rig.clock.now()).decode().splitlines()
@@ -187,7 +192,8 @@ def of_class(rig: Rig) -> dict[str, float]:
 
 def test_classes_have_counters_from_the_first_scrape_on(rig: Rig) -> None:
     first = of_class(rig)
-    assert len(first) == 3 * (4 + 2) and set(first.values()) == {0.0}
+    buckets = sum(len(family(name).bounds) + 3 for name in TIMES)
+    assert len(first) == 3 * (4 + 2 + buckets) and set(first.values()) == {0.0}
     completed(rig, **{"class": "production"})
     failed(rig, "start_failed")
     found = of_class(rig)
@@ -195,6 +201,11 @@ def test_classes_have_counters_from_the_first_scrape_on(rig: Rig) -> None:
     assert ends == {
         'phalanx_class_jobs_ended_total{class="production",fault="none"}': 1,
         'phalanx_class_jobs_ended_total{class="default",fault="platform"}': 1,
+    }
+    waits = {key: value for key, value in found.items() if "queue_wait_seconds_count" in key}
+    assert {key.split('"')[1]: value for key, value in waits.items() if value} == {
+        "production": 1,
+        "default": 1,
     }
     # The slot time of the class is that of the ledger.
     fold_step(rig.platform)
@@ -223,6 +234,37 @@ def test_reviews_name_failures_cost_and_what_burns(rig: Rig) -> None:
     assert "Nothing burns" in month and "## Quotas" in month
 
 
+def test_the_review_of_a_month_has_damaged_checkpoints_and_what_a_scrub_reads(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    num, supervisor = started(rig)
+    rig.clock.advance(86_400)
+    supervisor.sync(
+        wire.QuarantinedReport(
+            seq=supervisor.next_seq(), generation=0, path="/c/step-7", message="digest differs"
+        )
+    )
+    monkeypatch.setattr(slo, "connected", lambda ctx: nullcontext(rig.client))
+    monkeypatch.setattr(slo, "SystemClock", lambda: rig.clock)
+    whole, broken = commit(tmp_path / "here", 1), commit(tmp_path / "there", 2)
+    (broken / "state.bin").write_bytes(b"?" * len(b"weights" * 2))
+
+    def said(*words: object) -> str:
+        done = CliRunner().invoke(app, ["slo", "review", *map(str, words)])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    text = said("--month", "--scrub", whole.parent, "--scrub", broken.parent)
+    assert re.search(rf"\| j-{num} \| [\d-]+ \| /c/step-7 \| digest differs \|", text)
+    assert "A scrub has read 2 checkpoints: 1 are damaged." in text
+    assert broken.name in text and "state.bin" in text and whole.name not in text
+    assert "--scrub WHERE" in said("--month") and "## Checkpoints" not in said("--week")
+    rig.clock.advance(40 * 86_400)
+    assert "None was found damaged" in said("--month")
+    refused = CliRunner().invoke(app, ["slo", "review", "--week", "--scrub", "here"])
+    assert isinstance(refused.exception, UserError)
+
+
 def test_the_verbs_print_tables_reviews_and_documents(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +282,7 @@ def test_the_verbs_print_tables_reviews_and_documents(
     assert "phalanx:sli_requeue_ratio" in said("indicators")
     assert yaml.safe_load(said("rules")) == slo_rule_file()
     kinds = [one["kind"] for one in yaml.safe_load_all(said("openslo"))]
-    assert kinds == ["Service", "DataSource", *["SLO"] * 4]
+    assert kinds == ["Service", "DataSource", *["SLO"] * 6]
     for words in (["review"], ["review", "--week", "--month"]):
         refused = CliRunner().invoke(app, ["slo", *words])
         assert isinstance(refused.exception, UserError)

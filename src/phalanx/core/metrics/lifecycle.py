@@ -76,6 +76,20 @@ JOBS = (
         unit="seconds",
         where="services/ledger/settle.py",
     ),
+    histogram(
+        "phalanx_class_queue_wait_seconds",
+        "Time from queue to placement of the jobs of a class",
+        WAIT_BOUNDS,
+        _CLASS,
+        where=_COMMIT,
+    ),
+    histogram(
+        "phalanx_class_recovery_seconds",
+        "Time from a failure until all ranks run again, of the jobs of a class",
+        START_BOUNDS,
+        _CLASS,
+        where=_COMMIT,
+    ),
     counter("phalanx_attempts", "Placements of jobs", where=_COMMIT),
     gauge(
         "phalanx_guaranteed_waiting_jobs",

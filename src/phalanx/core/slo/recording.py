@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.core.metrics.aliases import one_of
+from phalanx.core.metrics.catalogue import family
 from phalanx.core.slo.burn import BURN_WINDOWS, span
 from phalanx.core.slo.indicators import INDICATORS, counted, ratio
 from phalanx.core.slo.objectives import Indicator
@@ -31,6 +32,10 @@ class _Counters:
 _COUNTERS = {
     Indicator.SUCCESS: _Counters((ENDS, 'fault="platform"'), (ENDS, 'fault=~"none|platform|user"')),
     Indicator.GOODPUT: _Counters((SLOT_SECONDS, 'use="other"'), (SLOT_SECONDS, "")),
+}
+_HISTOGRAMS = {
+    Indicator.START: "phalanx_class_queue_wait_seconds",
+    Indicator.RECOVERY: "phalanx_class_recovery_seconds",
 }
 
 
@@ -74,8 +79,9 @@ class ExportedObjective:
     """An objective of a class, as documents of OpenSLO need it."""
 
     job_class: str
-    indicator: str  # one without counters in Prometheus is left out
+    indicator: str
     target: float
+    limit_s: float | None = None  # of starts and recoveries
 
 
 def openslo(objectives: Iterable[ExportedObjective], days: int) -> list[dict[str, Any]]:
@@ -93,29 +99,51 @@ def openslo(objectives: Iterable[ExportedObjective], days: int) -> list[dict[str
     ]
     names = set[str]()
     for one in objectives:
-        if one.indicator in _COUNTERS:
+        measured = _measured(one)
+        if measured is not None:
             name = _free_name(f"{one.job_class}-{one.indicator}", names)
             names.add(name)
-            found.append(_slo(one, name, days))
+            found.append(_slo(one, measured, name, days))
     return found
 
 
-def _slo(one: ExportedObjective, name: str, days: int) -> dict[str, Any]:
-    counters, of_class = _COUNTERS[Indicator(one.indicator)], f'class="{one.job_class}"'
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What is read for an objective, and a sentence about it."""
+
+    kind: str  # bad or good
+    events: tuple[str, str]  # of that kind: name, and matcher
+    total: tuple[str, str]
+    note: str = ""
+
+
+def _measured(one: ExportedObjective) -> _Measured | None:
+    """None: the limit is below the smallest bound of the histogram."""
+    indicator = Indicator(one.indicator)
+    if indicator in _COUNTERS:
+        counters = _COUNTERS[indicator]
+        return _Measured("bad", counters.bad, counters.total)
+    name, limit_s = _HISTOGRAMS[indicator], one.limit_s or 0.0
+    below = [bound for bound in family(name).bounds if bound <= limit_s]
+    if not below:
+        return None
+    good = f"{name}_bucket", f'le="{below[-1]}"'
+    note = f" Events up to {below[-1]:g} s are good, the largest bound that is not above {limit_s:g} s."
+    return _Measured("good", good, (f"{name}_count", ""), note)
+
+
+def _slo(one: ExportedObjective, read: _Measured, name: str, days: int) -> dict[str, Any]:
+    of_class = f'class="{one.job_class}"'
 
     def source(of: tuple[str, str]) -> dict[str, Any]:
         query = f"sum({one_of(_selector(of, of_class))})"
         found = {"metricSourceRef": "phalanx-prometheus", "type": "Prometheus"}
         return {"metricSource": {**found, "spec": {"query": query}}}
 
-    measured = {
-        "counter": True,
-        "bad": source(counters.bad),
-        "total": source(counters.total),
-    }
+    measured = {"counter": True, read.kind: source(read.events), "total": source(read.total)}
     spec = {
         "service": "phalanx",
-        "description": f"Objective `{one.indicator}` of the job class {one.job_class}.",
+        "description": f"Objective `{one.indicator}` of the job class {one.job_class}.{read.note}",
         "indicator": {"metadata": {"name": f"{name}-sli"[:63]}, "spec": {"ratioMetric": measured}},
         "timeWindow": [{"duration": f"{days}d", "isRolling": True}],
         "budgetingMethod": "Occurrences",

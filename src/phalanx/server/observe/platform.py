@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 
 from phalanx.core.cost.anomaly_life import LIVE, CostAnomaly
@@ -22,10 +23,13 @@ from phalanx.services.logs.sending import lag_s
 from phalanx.services.platform import Platform
 from phalanx.services.probes.pool_probes import first_step_at, newest_probes
 from phalanx.services.queries.feed import Present
-from phalanx.store.engines.totals import TotalKey
+from phalanx.store.engines.totals import TotalKey, bucket_key
 from phalanx.store.logs.senders import StoredSender
 
 _US = 1e-6
+_BY_CLASS = frozenset(
+    one.name for one in CATALOGUE.values() if one.total and one.label_names[:1] == ("class",)
+)
 _NODE_STATES = ("closed", "drained", "open", "quarantined")
 
 
@@ -33,14 +37,18 @@ def with_classes(
     totals: Mapping[TotalKey, float], classes: Collection[str]
 ) -> dict[TotalKey, float]:
     """The totals with 0 for each job class that has none yet, and without classes that were dropped."""
-    by_class = ("phalanx_class_jobs_ended", "phalanx_class_slot_seconds")
-    born = {
-        (name, (one, value)): 0.0
-        for name in by_class
-        for one in classes
-        for value in CATALOGUE[name].labels[1].values
+    born: dict[TotalKey, float] = {}
+    for name in _BY_CLASS:
+        family = CATALOGUE[name]
+        # A histogram is there with the first of its buckets.
+        key = bucket_key(name, 0) if family.bounds else name
+        others = list(itertools.product(*(label.values for label in family.labels[1:])))
+        born |= {(key, (one, *rest)): 0.0 for one in classes for rest in others}
+    kept = {
+        key: value
+        for key, value in totals.items()
+        if key[0].partition("|")[0] not in _BY_CLASS or key[1][0] in classes
     }
-    kept = {key: value for key, value in totals.items() if key[0] not in by_class or key in born}
     return born | kept
 
 

@@ -56,11 +56,13 @@ def count_changes(
             totals.add("phalanx_restarts", str(one.reason["code"]))
         restarts = one.reason["restarts"]
         if after != state:
-            _count_state(totals, state, after, before, job, now)
-            if after in _ENDED and stored.facts.project != PROBE_PROJECT:
+            probes = stored.facts.project == PROBE_PROJECT
+            of_class = () if probes else (class_name(stored.facts.spec),)
+            _count_state(totals, state, after, before, job, now, of_class)
+            if after in _ENDED and not probes:
                 fault = fault_of(job).value
                 totals.add("phalanx_jobs_ended", fault)
-                totals.add("phalanx_class_jobs_ended", class_name(stored.facts.spec), fault)
+                totals.add("phalanx_class_jobs_ended", *of_class, fault)
         state = after
     totals.about("", now)
 
@@ -75,16 +77,26 @@ def _count_event(totals: AddedTotals, one: NewEvent, *, made_room: bool) -> None
 
 
 def _count_state(
-    totals: AddedTotals, state: str, after: str, before: Job, job: Job, now: int
+    totals: AddedTotals,
+    state: str,
+    after: str,
+    before: Job,
+    job: Job,
+    now: int,
+    of_class: tuple[str, ...],
 ) -> None:
     if after == JobState.STARTING.value and state == JobState.QUEUED.value:
         since = before.submitted_at if before.queued_at is None else before.queued_at
         _observe(totals, "phalanx_queue_wait_seconds", now - since)
+        for name in of_class:
+            _observe(totals, "phalanx_class_queue_wait_seconds", now - since, name)
     elif after == JobState.RUNNING.value:
         placed = None if job.attempt is None else job.attempt.placed_at
         failure = before.last_failure
         if state == JobState.RECOVERING.value and failure is not None:
             _observe(totals, "phalanx_recovery_seconds", now - failure.at)
+            for name in of_class:
+                _observe(totals, "phalanx_class_recovery_seconds", now - failure.at, name)
         elif state == JobState.STARTING.value and placed is not None:
             _observe(totals, "phalanx_start_seconds", now - placed)
     elif after in _ENDED:

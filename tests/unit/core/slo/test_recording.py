@@ -19,6 +19,7 @@ from phalanx.core.slo.recording import ExportedObjective, openslo, slo_rule_file
 from support.promql import names_in
 
 _RFC1123 = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_TIMES = ("start_p95", "recovery_p95")
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="needs promtool: apt-get install prometheus"
 )
@@ -32,6 +33,9 @@ def queries() -> list[str]:
     found = openslo([ExportedObjective("a", "success", 0.99)], 30)[-1]
     measured = found["spec"]["indicator"]["spec"]["ratioMetric"]
     exported = [measured[one]["metricSource"]["spec"]["query"] for one in ("bad", "total")]
+    for limited in openslo([ExportedObjective("a", one, 0.95, 60.0) for one in _TIMES], 30)[2:]:
+        measured = limited["spec"]["indicator"]["spec"]["ratioMetric"]
+        exported += [measured[one]["metricSource"]["spec"]["query"] for one in ("good", "total")]
     return [one["expr"] for one in rules()] + exported
 
 
@@ -76,9 +80,18 @@ def test_documents_have_names_of_their_own() -> None:
         assert f'class="{given_one.job_class}"' in query and 'fault="platform"' in query
 
 
-def test_only_objectives_with_counters_are_exported() -> None:
-    found = openslo([ExportedObjective("a", one.value, 0.9) for one in Indicator], 30)
-    assert [one["metadata"]["name"] for one in found[2:]] == ["a-success", "a-goodput"]
+def test_limits_of_durations_are_bounds_of_histograms() -> None:
+    found = openslo([ExportedObjective("a", one.value, 0.9, 400.0) for one in Indicator], 30)[2:]
+    assert [one["metadata"]["name"] for one in found] == [
+        *("a-success", "a-goodput", "a-start-p95", "a-recovery-p95")
+    ]
+    for one in found[2:]:
+        measured = one["spec"]["indicator"]["spec"]["ratioMetric"]
+        good = measured["good"]["metricSource"]["spec"]["query"]
+        total = measured["total"]["metricSource"]["spec"]["query"]
+        assert '_bucket{class="a",le="300.0"}' in good and '_count{class="a"}' in total
+        assert "up to 300 s are good" in one["spec"]["description"]
+    assert len(openslo([ExportedObjective("a", "recovery_p95", 0.95, 0.1)], 30)) == 2
 
 
 @needs_promtool

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from phalanx.cli.client.checkpoint_locations import locate
 from phalanx.cli.client.session import connected
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson
@@ -22,6 +24,7 @@ from phalanx.errors import UserError
 from phalanx.kit.clock import SystemClock
 
 if TYPE_CHECKING:
+    from phalanx.schemas.api.jobs import EventView
     from phalanx.sdk import PhalanxClient
 
 _MOST_FAILED = 1000
@@ -58,14 +61,28 @@ def review(
         typer.Option("--month", help="The last 30 days: also cost, quotas, checkpoints."),
     ] = False,
     project: _Project = None,
+    scrub: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scrub",
+            metavar="WHERE",
+            help="--month: also read all checkpoints of this path, job or URL, as "
+            "`phalanx checkpoints scrub` does; may be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Print a review of a week or a month as Markdown."""
     if week == month:
         raise UserError("a review is of one period", "give either --week or --month")
+    if scrub and not month:
+        raise UserError("--scrub is for the review of a month", "give --month with it")
     days = 30 if month else 7
     with connected(ctx) as client:
         facts = _facts(client, days, project, whole=month)
-    typer.echo(review_text(facts))
+    scrubbed: dict[str, str] = {}
+    for where in scrub or ():
+        scrubbed |= locate(where, ctx.obj).scrub()
+    typer.echo(review_text(replace(facts, scrubbed=scrubbed)))
 
 
 def _facts(client: PhalanxClient, days: int, project: str | None, *, whole: bool) -> ReviewFacts:
@@ -79,7 +96,19 @@ def _facts(client: PhalanxClient, days: int, project: str | None, *, whole: bool
         failed=list(itertools.islice(failed, _MOST_FAILED)),
         cost=client.costs.report("project", since=since, project=project) if whole else None,
         quotas=client.quotas(project=project).quotas if whole else [],
+        damaged=_damaged(client, since, project) if whole else None,
     )
+
+
+def _damaged(client: PhalanxClient, since: datetime, project: str | None) -> list[EventView]:
+    """The events of checkpoints that were set aside since a time."""
+    found: list[EventView] = []
+    after, more = 0, True
+    while more:
+        page = client.live.feed(project=project, kinds=["checkpoint_quarantined"], after=after)
+        found += [one for one in page.events if one.at >= since]
+        after, more = page.cursor, page.more
+    return found
 
 
 @slo_app.command("indicators")
@@ -105,12 +134,14 @@ def rules() -> None:
 
 @slo_app.command("openslo")
 def export_openslo(ctx: typer.Context, days: _Days = 30) -> None:
-    """Print the objectives success and goodput of every class as documents of OpenSLO v1."""
+    """Print the objectives of every class as documents of OpenSLO v1."""
     from phalanx.core.slo.recording import ExportedObjective, openslo
 
     with connected(ctx) as client:
         found = client.objectives(days=days).objectives
-    given = [ExportedObjective(one.job_class, one.objective, one.target) for one in found]
+    given = [
+        ExportedObjective(one.job_class, one.objective, one.target, one.limit_s) for one in found
+    ]
     _print(openslo(given, days))
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from phalanx.cli.client.checkpoint_locations import VALID
+from phalanx.kit.text import job_label
 from phalanx.kit.units import format_duration
 
 if TYPE_CHECKING:
     from phalanx.schemas.api.cost import CostReport, CostView
     from phalanx.schemas.api.health.objectives import ObjectiveReport, ObjectivesView
-    from phalanx.schemas.api.jobs import JobView
+    from phalanx.schemas.api.jobs import EventView, JobView
     from phalanx.schemas.api.pools import QuotaView
 
 HEADS = ("CLASS", "OBJECTIVE", "TARGET", "REACHED", "EVENTS", "BAD", "BUDGET LEFT", "STATE")
@@ -22,7 +24,7 @@ _FULL_PERCENT = 80
 
 @dataclass(frozen=True, slots=True)
 class ReviewFacts:
-    """What a review is made of. Cost and quotas are those of a month only."""
+    """What a review is made of. Cost, quotas and checkpoints are those of a month only."""
 
     title: str  # week or month
     project: str | None
@@ -30,6 +32,12 @@ class ReviewFacts:
     failed: Sequence[JobView] = ()
     cost: CostReport | None = None
     quotas: Sequence[QuotaView] = ()
+    damaged: Sequence[EventView] | None = (
+        None  # checkpoints that were set aside; None: not looked for
+    )
+    scrubbed: Mapping[str, str] = field(
+        default_factory=dict
+    )  # checkpoint to `VALID` or what is wrong
 
 
 def objective_row(one: ObjectiveReport) -> tuple[str, ...]:
@@ -87,6 +95,8 @@ def review_text(facts: ReviewFacts) -> str:
     if facts.cost is not None:
         lines += ["", "## Cost", "", *_costs(facts.cost)]
         lines += ["", "## Quotas", "", *_quotas(facts.quotas)]
+    if facts.damaged is not None:
+        lines += ["", "## Checkpoints", "", *_checkpoints(facts.damaged, facts.scrubbed)]
     said = sentences(facts.found) or ["Nothing burns, and no budget is spent."]
     lines += ["", "## To discuss", "", *(f"* {one}" for one in (*said, *_questions(facts)))]
     return "\n".join(lines)
@@ -128,11 +138,34 @@ def _quotas(quotas: Sequence[QuotaView]) -> list[str]:
     return _table(("Quota", "Used", "Share"), rows)
 
 
+def _checkpoints(damaged: Sequence[EventView], scrubbed: Mapping[str, str]) -> list[str]:
+    """The checkpoints that did not verify at a resume, and those that a scrub has read now."""
+    lines = ["None was found damaged by a job."]
+    if damaged:
+        rows = [
+            (
+                job_label(one.job),
+                one.at.strftime("%Y-%m-%d"),
+                str(one.data.get("path", "–")),
+                str(one.data.get("message", "–")),
+            )
+            for one in damaged[-_MOST_ROWS:]
+        ]
+        lines = _table(("Job", "Day", "Damaged checkpoint", "Why"), rows)
+    if scrubbed:
+        bad = [(where, why) for where, why in sorted(scrubbed.items()) if why != VALID]
+        lines += ["", f"A scrub has read {len(scrubbed)} checkpoints: {len(bad)} are damaged."]
+        if bad:
+            lines += ["", *_table(("Damaged checkpoint", "Why"), bad[:_MOST_ROWS])]
+    return lines
+
+
 def _questions(facts: ReviewFacts) -> Iterator[str]:
     yield "Which failures were the platform's? `phalanx events JOB` shows what happened to one."
     if facts.cost is not None:
         yield "What was lost, and to what? `phalanx cost report --by job` names the jobs."
-        yield "Are the checkpoints of long jobs whole? `phalanx checkpoints scrub` reads them."
+    if facts.damaged is not None and not facts.scrubbed:
+        yield "Are the checkpoints of long jobs whole? With `--scrub WHERE` this review reads them."
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
