@@ -54,7 +54,7 @@ def report(databases: tuple[str, ...], num_jobs: int) -> bool:
                     points = [MetricPoint(rank, step, _now(), _window()) for rank in range(_RANKS)]
                     platform.store.transact(
                         lambda tx, num=num, points=points: arrivals.add_points(  # type: ignore[misc]
-                            tx, (num, 1, 0), 0, points
+                            tx, (num, 1, 0), points
                         )
                     )
                 began, used = time.monotonic(), time.process_time()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -536,15 +536,10 @@ def told_before(tx: Tx, job: int, key: StreamKey, offset: int) -> int:
     query = query.order_by(here.offset.desc()).limit(1)
     found = int(tx.conn.execute(query).scalar() or 0)
     known = log_stream(tx, job, key)
-    return found if known is None else _told(known, offset, found)
+    return found if known is None else told(known, offset, found)
 
 
-def told_before_oldest(tx: Tx, job: int, offsets: Mapping[StreamKey, int]) -> dict[StreamKey, int]:
-    """The same as `told_before` of the oldest segments of streams that are in no pack, by their offsets."""
-    known = streams_of(tx, job, offsets)
-    return {key: _told(known[key], offset) for key, offset in offsets.items()}
-
-
-def _told(known: LogStream, offset: int, stored: int = 0) -> int:
+def told(known: LogStream, offset: int, stored: int = 0) -> int:
+    """Up to where the bytes before an offset are stored or told; `stored`: up to there they are."""
     ends = (stored, known.packed, known.cut_end)
     return known.told_before(max((one for one in ends if one <= offset), default=0))

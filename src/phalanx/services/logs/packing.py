@@ -1,15 +1,16 @@
 """One step that joins segments of output into packs, job by job, and deletes files of packs that are gone.
 
-The row of a pack is stored first, then its file, and then the segments are deleted in the transaction in
-which readers begin to use the pack. A process that is killed leaves a row without use; a later step deletes
-its file.
+The rows of packs are stored first, then their files, and then the segments are deleted in the transaction
+in which readers begin to use the packs. A process that is killed leaves rows without use; a later step
+deletes their files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
@@ -23,9 +24,12 @@ from phalanx.store import telemetry
 from phalanx.store.database import Tx
 from phalanx.store.logs import packs
 from phalanx.store.logs.packs import PackRow, StreamPart
+from phalanx.store.telemetry import LogStream
 
 PACK_BYTES = 1 << 20
 """Output in one pack; the last segment may exceed it."""
+PACKS = 8
+"""The most packs that one call makes, with one transaction before their files and one behind them."""
 PACK_SEGMENTS = 4096
 LOOSE_BYTES = 2 * PACK_BYTES
 """Output of a job in segments from which on the oldest of it is packed."""
@@ -34,7 +38,7 @@ IDLE_US = 600 * 1_000_000
 IDLE_BYTES = 64 << 10
 """… unless it is less than this: a file for a few lines costs more than rows."""
 _ABANDONED_US = 3600 * 1_000_000
-_JOBS, _ROUNDS, _FILES = 20, 8, 500
+_JOBS, _ROUNDS, _FILES = 20, 2, 500
 _LOG = logging.getLogger(__name__)
 
 
@@ -61,37 +65,91 @@ def logs_step(platform: Platform, now: int) -> bool:
 
 
 def pack_job(platform: Platform, num: int, now: int) -> bool:
-    """Make one pack of the oldest segments of a job; returns whether one was made."""
+    """Make packs of the oldest segments of a job, `PACKS` at most; returns whether any was made."""
 
-    def look(tx: Tx) -> tuple[list[LogSegment], list[PackRow], Mapping[StreamKey, int]]:
-        found = packs.oldest_segments(tx, num, max_bytes=PACK_BYTES, max_segments=PACK_SEGMENTS)
-        firsts: dict[StreamKey, int] = {}
-        for one in found:
-            firsts.setdefault(one.key, one.offset)
-        return found, packs.newest(tx, num), telemetry.told_before_oldest(tx, num, firsts)
+    def look(tx: Tx) -> tuple[list[LogSegment], list[PackRow], Mapping[StreamKey, LogStream]]:
+        limits = {"max_bytes": PACKS * PACK_BYTES, "max_segments": PACK_SEGMENTS}
+        found = packs.oldest_segments(tx, num, **limits)
+        streams = telemetry.streams_of(tx, num, {one.key for one in found})
+        return found, packs.newest(tx, num), streams
 
-    from phalanx.core.logs.grams import bitmap
-
-    segments, last, before = platform.store.view(look)
+    segments, last, streams = platform.store.view(look)
     if not segments:
         return False
-    pack = packed(num, segments, _open_lines(platform, last))
-    data = compressed(pack)
-    bits = bitmap(pack.body)
-    row = _row(pack, segments, before, len(data), bits)
-    platform.store.transact(lambda tx: packs.begin(tx, row, bits, now))
-    try:
-        platform.log_files.write(num, row.name, data)
-        done = platform.store.transact(lambda tx: packs.finish(tx, row, len(segments), now))
-    except (DataUnavailable, NotFound) as error:  # the second: there is no such bucket
-        _LOG.warning("%s", error)
-        done = False
-    if not done:
-        platform.store.transact(lambda tx: packs.give_up(tx, [row.name], now))
-        # The row may be gone, with its job: no later step finds the file then.
+    made = list(_made(num, _parts(segments), _open_lines(platform, last), streams))
+    rows, names = [one.row for one in made], [one.row.name for one in made]
+    platform.store.transact(lambda tx: packs.begin(tx, [(one.row, one.bits) for one in made], now))
+    written = _write(platform, made)
+    sizes = [one.num_segments for one in made[:written]]
+    done = 0
+    if written:
+        done = platform.store.transact(lambda tx: packs.finish(tx, rows[:written], sizes, now))
+    if done < len(made):
+        platform.store.transact(lambda tx: packs.give_up(tx, names[done:], now))
+        # The rows may be gone, with their job: no later step finds the files then.
         with contextlib.suppress(DataUnavailable):
-            platform.log_files.remove(num, [row.name])
-    return done
+            platform.log_files.remove(num, names[done:])
+    return done > 0
+
+
+def _parts(segments: Sequence[LogSegment]) -> Iterator[list[LogSegment]]:
+    """The segments of one pack after the other."""
+    part, size = list[LogSegment](), 0
+    for one in segments:
+        part.append(one)
+        size += len(one.data)
+        if size >= PACK_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+@dataclass(frozen=True, slots=True)
+class _MadePack:
+    """A pack that is not stored yet."""
+
+    row: PackRow
+    num_segments: int
+    bits: bytes
+    data: bytes = field(repr=False)  # of its file
+
+
+def _made(
+    num: int,
+    parts: Iterable[Sequence[LogSegment]],
+    opened: Mapping[StreamKey, OpenLine],
+    streams: Mapping[StreamKey, LogStream],
+) -> Iterator[_MadePack]:
+    """The packs of consecutive segments, after lines that are open."""
+    from phalanx.core.logs.grams import bitmap
+
+    packed_to: dict[StreamKey, int] = {}
+    for segments in parts:
+        firsts: dict[StreamKey, int] = {}
+        for one in segments:
+            firsts.setdefault(one.key, one.offset)
+        before = {
+            key: telemetry.told(streams[key], offset, packed_to.get(key, 0))
+            for key, offset in firsts.items()
+        }
+        pack = packed(num, segments, opened)
+        data, bits = compressed(pack), bitmap(pack.body)
+        row = _row(pack, segments, before, len(data), bits)
+        yield _MadePack(row, len(segments), bits, data)
+        opened = pack.open_lines()
+        packed_to |= {part.key: part.end for part in row.streams}
+
+
+def _write(platform: Platform, made: Sequence[_MadePack]) -> int:
+    """Write the files of packs in their order, and return how many could be written."""
+    for number, one in enumerate(made):
+        try:
+            platform.log_files.write(one.row.job, one.row.name, one.data)
+        except (DataUnavailable, NotFound) as error:  # the second: there is no such bucket
+            _LOG.warning("%s", error)
+            return number
+    return len(made)
 
 
 def _open_lines(platform: Platform, last: Sequence[PackRow]) -> Mapping[StreamKey, OpenLine]:

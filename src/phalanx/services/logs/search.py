@@ -6,8 +6,12 @@ matched by RE2. Its time grows with the length of the text alone, so none can bl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 
 from phalanx.core.logs.levels import LogLevel
@@ -32,6 +36,8 @@ from phalanx.store.logs.packs import PackRow
 MAX_PATTERN = 1000
 _MAX_MEMORY = 32 << 20
 _ROWS, _ROW_BYTES = 400, 8 << 20
+# Threads that read packs, and packs that are read before they are searched.
+_READERS, _AHEAD = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,13 @@ def search(
     return run.result
 
 
+class _Missing(Enum):
+    """Why there is no pack to search."""
+
+    MATCH = "match"  # it has none, or was deleted
+    FILE = "file"
+
+
 class _Search:
     """One call."""
 
@@ -205,12 +218,16 @@ class _Search:
             page = self._platform.store.view(partial(look, anew=self._opened is None))
             if page.last == at and not page.segments:
                 break
-            for row in page.rows:
-                if self._stops(at, behind):
-                    return
-                self._of_pack(row, behind)
-                at = row.last_id
-                behind = max(behind, (at, BEHIND))
+            with contextlib.closing(self._read_ahead(page.rows)) as found:
+                for row, pack in found:
+                    if self._stops(at, behind):
+                        return
+                    if isinstance(pack, LogPack):
+                        self._add(pack, behind)
+                    elif pack is _Missing.FILE:
+                        self.result.unreadable_bytes += row.num_bytes
+                    at = row.last_id
+                    behind = max(behind, (at, BEHIND))
             if page.last > at or page.rows:
                 at, self._opened = page.last, None
                 behind = max(behind, (at, BEHIND))
@@ -233,24 +250,41 @@ class _Search:
         result.searched = 1.0 - min(1.0, sizes[0] / max(1, sizes[1]))
         return True
 
-    def _of_pack(self, row: PackRow, behind: Place) -> None:
-        if not self._filter.of_times(row.first_at, row.last_at):
-            return
-        if not row.has(self._ranks, self._stream):
-            return
+    def _read_ahead(
+        self, rows: Sequence[PackRow]
+    ) -> Generator[tuple[PackRow, LogPack | _Missing], None, None]:
+        """The packs of these rows, in order. While one is searched, threads read the next ones."""
+        waiting: deque[tuple[PackRow, Future[LogPack | _Missing]]] = deque()
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="packs") as threads:
+            try:
+                for row in rows:
+                    waiting.append((row, threads.submit(self._of_row, row)))
+                    if len(waiting) > _AHEAD:
+                        first, reading = waiting.popleft()
+                        yield first, reading.result()
+                while waiting:
+                    first, reading = waiting.popleft()
+                    yield first, reading.result()
+            finally:
+                for _, reading in waiting:
+                    reading.cancel()
+
+    def _of_row(self, row: PackRow) -> LogPack | _Missing:
+        """The pack of a row, unless its row says that it has no match."""
         level = self._filter.level
-        if level is not None and not any(
-            row.levels.get(one.word) for one in LogLevel if one >= level
+        if (
+            not self._filter.of_times(row.first_at, row.last_at)
+            or not row.has(self._ranks, self._stream)
+            or (
+                level is not None
+                and not any(row.levels.get(one.word) for one in LogLevel if one >= level)
+            )
         ):
-            return
+            return _Missing.MATCH
         try:
-            pack = read_pack(self._platform, row)
+            return read_pack(self._platform, row) or _Missing.FILE
         except PackDeleted:
-            return
-        if pack is None:
-            self.result.unreadable_bytes += row.num_bytes
-            return
-        self._add(pack, behind)
+            return _Missing.MATCH
 
     def _of_segments(self, page: _Page, behind: Place) -> None:
         if self._opened is None:

@@ -16,7 +16,7 @@ from phalanx.core.gang.roles import Part, part_of_rank, world_of
 from phalanx.core.jobs.model import TERMINAL, Attempt, Job, JobState
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.retention.policy import DataKind
-from phalanx.core.telemetry.instruments import INSTRUMENTS, is_part
+from phalanx.core.telemetry.instruments import INSTRUMENTS
 from phalanx.core.tracing.identity import JobTrace
 from phalanx.core.training.resumption import AWAITING
 from phalanx.errors import ExecutorUnavailable, UserError
@@ -53,7 +53,7 @@ from phalanx.store import events, jobs, lineage, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFacts, StoredJob
 from phalanx.store.listings.jobs import NEWEST, JobFilter, ListedFacts, Order, beside, page
-from phalanx.store.metrics import arrivals
+from phalanx.store.metrics import arrivals, last_values
 from phalanx.store.metrics.arrivals import MetricChunk
 from phalanx.store.retention import marks
 from phalanx.store.retention.marks import JobMark, MarkKind
@@ -533,19 +533,22 @@ def _position(stored: StoredJob, rows: Sequence[SupervisorRow]) -> ProgressView:
 
 
 _NEWEST_REPORTS = 16
+_NO_METRIC = ("",)
 
 
 def _progress(tx: Tx, stored: StoredJob, rows: Sequence[SupervisorRow]) -> ProgressView:
-    # Other nodes report as well, and each what it uses: the script's values are not in every report.
-    chunks = arrivals.last_chunks(tx, stored.job.num, num_chunks=_NEWEST_REPORTS, rank=0)
-    values: dict[str, float] = {}
-    for point in (point for chunk in chunks for point in chunk.points):
-        if point.rank == 0:
-            values |= {
-                key: one
-                for key, one in point.values.items()
-                if math.isfinite(one) and not is_part(key) and key not in INSTRUMENTS
-            }
+    values = {
+        one.name: one.value
+        for one in last_values.of_job(tx, stored.job.num)
+        if one.rank == 0
+        and one.name not in INSTRUMENTS
+        and one.value is not None
+        and math.isfinite(one.value)
+    }
+    # Of the points only steps and times count here: with no name, no value is decoded.
+    chunks = arrivals.last_chunks(
+        tx, stored.job.num, num_chunks=_NEWEST_REPORTS, rank=0, names=_NO_METRIC
+    )
     position = _position(stored, rows)
     if position.step is None and stored.job.is_terminal:
         done = [row.last_step for row in lineage.generations_of(tx, stored.job.num)]

@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, func, sel
 
 from phalanx.core.logs.segments import LogSegment, StreamKey
 from phalanx.store.database import Tx, take_numbers
+from phalanx.store.engines.many_rows import run_many
 from phalanx.store.schema.logs import log_packs
 from phalanx.store.tables import log_segments, log_streams, log_volumes
 
@@ -83,6 +84,39 @@ _PACKED = (
 )
 
 
+_INSERT = log_packs.insert()
+_FIELDS = tuple(one.name for one in fields(PackRow))
+_WRITTEN = select(_HERE.name).where(
+    _HERE.name.in_(bindparam("_names", expanding=True)), _HERE.state == PackState.WRITING.value
+)
+_SET_READY = (
+    log_packs.update()
+    .where(_HERE.name.in_(bindparam("_names", expanding=True)))
+    .values(state=PackState.READY.value, changed_at=bindparam("_now"))
+)
+_IN_PACK = and_(
+    log_segments.c.job == bindparam("_job"),
+    log_segments.c.id >= bindparam("_first"),
+    log_segments.c.id <= bindparam("_last"),
+)
+_COUNT_SEGMENTS = select(
+    func.count(), func.coalesce(func.sum(func.length(log_segments.c.data)), 0)
+).where(_IN_PACK)
+_DROP_SEGMENTS = delete(log_segments).where(_IN_PACK)
+_SEGMENTS = select(log_segments).where(_IN_PACK).order_by(log_segments.c.id)
+_SIZES = (
+    select(log_segments.c.id, func.length(log_segments.c.data))
+    .where(log_segments.c.job == bindparam("_job"))
+    .order_by(log_segments.c.id)
+    .limit(bindparam("_limit"))
+)
+_LESS_LOOSE = (
+    log_volumes.update()
+    .where(log_volumes.c.job == bindparam("_job"))
+    .values(loose_bytes=log_volumes.c.loose_bytes - bindparam("_bytes"))
+)
+
+
 def _row(found: Mapping[Any, Any]) -> PackRow:
     parts = [StreamPart((a, g, r, s), *rest) for a, g, r, s, *rest in found["streams"]]
     return PackRow(**{**found, "streams": tuple(parts)})
@@ -143,43 +177,51 @@ def with_last(tx: Tx, job: int, ids: Sequence[int]) -> list[PackRow]:
     return found
 
 
-def begin(tx: Tx, row: PackRow, bits: bytes, now: int) -> None:
-    """Store a pack before its file is written."""
-    streams = [[*one.key, one.before, one.begin, one.end, one.lost] for one in row.streams]
-    values = {one.name: getattr(row, one.name) for one in fields(PackRow)}
-    values |= {"levels": dict(row.levels), "streams": streams, "grams": bits}
+def begin(tx: Tx, rows: Sequence[tuple[PackRow, bytes]], now: int) -> None:
+    """Store packs, with their bits, before their files are written."""
     state = {"state": PackState.WRITING.value, "changed_at": now}
-    tx.conn.execute(log_packs.insert(), values | state)
+    values = []
+    for row, bits in rows:
+        streams = [[*one.key, one.before, one.begin, one.end, one.lost] for one in row.streams]
+        found = {one: getattr(row, one) for one in _FIELDS}
+        found |= {"levels": dict(row.levels), "streams": streams, "grams": bits}
+        values.append(found | state)
+    run_many(tx.conn, _INSERT, values)
 
 
-def finish(tx: Tx, row: PackRow, num_segments: int, now: int) -> bool:
-    """Let the pack take the place of its segments, which are deleted; its file is on the disk.
+def finish(tx: Tx, rows: Sequence[PackRow], num_segments: Sequence[int], now: int) -> int:
+    """Let packs of one job take the place of their segments, which are deleted; their files are written.
 
-    False, and nothing changes, where segments were deleted meanwhile, or the pack was given up.
+    Returns how many of the first ones do. The others change nothing: of one of them segments were deleted
+    meanwhile, or the pack was given up.
     """
     take_turn(tx)
-    here = log_segments.c
-    mine = and_(here.job == row.job, here.id >= row.first_id, here.id <= row.last_id)
-    size = func.coalesce(func.sum(func.length(here.data)), 0)
-    found = tx.conn.execute(select(func.count(), size).where(mine)).one()
-    if tuple(map(int, found)) != (num_segments, row.num_bytes):
-        return False
-    written = and_(_HERE.name == row.name, _HERE.state == PackState.WRITING.value)
-    ready = {"state": PackState.READY.value, "changed_at": now}
-    if tx.conn.execute(log_packs.update().where(written).values(**ready)).rowcount != 1:
-        return False
-    tx.conn.execute(delete(log_segments).where(mine))
-    names = ("attempt", "generation", "rank", "stream")
-    ends = [
-        {f"_{name}": one for name, one in zip(names, part.key, strict=True)}
-        | {"_job": row.job, "_end": part.end}
-        for part in row.streams
+    job = rows[0].job
+    written = set(tx.conn.execute(_WRITTEN, {"_names": [one.name for one in rows]}).scalars())
+    done = list[PackRow]()
+    for row, many in zip(rows, num_segments, strict=True):
+        mine = {"_job": job, "_first": row.first_id, "_last": row.last_id}
+        found = tuple(map(int, tx.conn.execute(_COUNT_SEGMENTS, mine).one()))
+        if found != (many, row.num_bytes) or row.name not in written:
+            break
+        done.append(row)
+    if not done:
+        return 0
+    ready = {"_names": [one.name for one in done], "_now": now}
+    tx.conn.execute(_SET_READY, ready)
+    mine = {"_job": job, "_first": done[0].first_id, "_last": done[-1].last_id}
+    tx.conn.execute(_DROP_SEGMENTS, mine)
+    ends: dict[StreamKey, int] = {}
+    for row in done:
+        for part in row.streams:
+            ends[part.key] = max(part.end, ends.get(part.key, 0))
+    names = ("_attempt", "_generation", "_rank", "_stream")
+    packed = [
+        dict(zip(names, key, strict=True)) | {"_job": job, "_end": end} for key, end in ends.items()
     ]
-    tx.conn.execute(_PACKED, ends)
-    less = log_volumes.c.loose_bytes - row.num_bytes
-    of_job = log_volumes.update().where(log_volumes.c.job == row.job)
-    tx.conn.execute(of_job.values(loose_bytes=less))
-    return True
+    tx.conn.execute(_PACKED, packed)
+    tx.conn.execute(_LESS_LOOSE, {"_job": job, "_bytes": sum(one.num_bytes for one in done)})
+    return len(done)
 
 
 def take_turn(tx: Tx) -> None:
@@ -263,14 +305,14 @@ def due(tx: Tx, *, least_bytes: int, idle_bytes: int, idle_since: int, limit: in
 
 def oldest_segments(tx: Tx, job: int, *, max_bytes: int, max_segments: int) -> list[LogSegment]:
     """The first segments of a job that are in no pack, about `max_bytes` in total."""
-    here = log_segments.c
-    query = select(log_segments).where(here.job == job).order_by(here.id).limit(max_segments)
-    found: list[LogSegment] = []
-    size = 0
-    with tx.conn.execute(query, execution_options={"yield_per": 16}) as rows:
-        for row in rows.mappings():
-            found.append(LogSegment(**row))
-            size += len(row["data"])
-            if size >= max_bytes:
-                break
-    return found
+    size, ids = 0, list[int]()
+    for number, length in tx.conn.execute(_SIZES, {"_job": job, "_limit": max_segments}):
+        ids.append(number)
+        size += length
+        if size >= max_bytes:
+            break
+    if not ids:
+        return []
+    # Only these: a page of rows that are not needed takes as long to read as the packs to make.
+    mine = {"_job": job, "_first": ids[0], "_last": ids[-1]}
+    return [LogSegment(**row) for row in tx.conn.execute(_SEGMENTS, mine).mappings()]

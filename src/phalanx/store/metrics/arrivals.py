@@ -5,6 +5,7 @@ A chunk is one report, or several that were joined; readers see the reports eith
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,10 +16,12 @@ from phalanx.core.contract.records import MetricPoint
 from phalanx.errors import StoreCorrupt
 from phalanx.store.database import Tx, take_numbers
 from phalanx.store.engines.many_rows import run_many
+from phalanx.store.metrics import last_values
 from phalanx.store.schema.listings import job_listing
 from phalanx.store.schema.metrics import (
     chunk_row,
     metric_chunks,
+    metric_last,
     metric_names,
     metric_pages,
     metric_series,
@@ -106,18 +109,20 @@ def add_columns(tx: Tx, reports: Sequence[tuple[MetricsKey, MetricColumns]]) -> 
         tx.touched.topics.add(metrics_topic(job))
         names.setdefault(job, set()).update(columns.values)
     run_many(tx.conn, _ADD, rows)
-    _add_names(tx, names)
+    counts = _add_names(tx, names)
+    full = {job for job, many in counts.items() if many > last_values.MAX_NAMES}
+    last_values.put(tx, [(key[0], columns) for key, columns in reports], full)
 
 
-def _add_names(tx: Tx, names: Mapping[int, set[str]]) -> None:
-    """Note names of metrics of some jobs."""
-    known = tx.conn.execute(_NAMES_OF_MANY, {"_jobs": list(names)})
-    fresh = {(job, name) for job, some in names.items() for name in some}
-    fresh.difference_update((job, name) for job, name in known)
+def _add_names(tx: Tx, names: Mapping[int, set[str]]) -> Counter[int]:
+    """Note names of metrics of some jobs, and return the number of names of each."""
+    known = {(job, name) for job, name in tx.conn.execute(_NAMES_OF_MANY, {"_jobs": list(names)})}
+    fresh = {(job, name) for job, some in names.items() for name in some} - known
     if fresh:
         # Supervisors of one job may add the same name at the same time.
         rows = [{"job": job, "name": name} for job, name in sorted(fresh)]
         tx.conn.execute(_ADD_NAME, rows)
+    return Counter(job for job, _ in known | fresh)
 
 
 def names_of(tx: Tx, job: int) -> list[str]:
@@ -167,16 +172,24 @@ def chunk_query(
 
 
 def last_chunks(
-    tx: Tx, job: int, *, num_chunks: int = 4, rank: int | None = None
+    tx: Tx,
+    job: int,
+    *,
+    num_chunks: int = 4,
+    rank: int | None = None,
+    names: Sequence[str] = (),
 ) -> list[MetricChunk]:
-    """The newest reports of a job, oldest first; with `rank`, those that may have points of it."""
+    """The newest reports of a job, oldest first; with `rank`, those that may have points of it.
+
+    With `names`, their points have the values of these metrics only.
+    """
     query = select(metric_chunks).where(_HERE.job == job).order_by(_HERE.last_id.desc())
     if rank is not None:
         query = query.where(_HERE.first_rank <= rank, _HERE.last_rank >= rank)
     found: list[MetricChunk] = []
     with tx.conn.execute(query.limit(num_chunks), execution_options=_FEW_AT_A_TIME) as rows:
         for row in rows:
-            found = _reports(row, newest=num_chunks - len(found)) + found
+            found = _reports(row, newest=num_chunks - len(found), names=names) + found
             if len(found) >= num_chunks:
                 break
     return found
@@ -215,10 +228,14 @@ def _after(
 
 
 def _reports(
-    row: Row[Any], after: int = 0, last: int | None = None, newest: int | None = None
+    row: Row[Any],
+    after: int = 0,
+    last: int | None = None,
+    newest: int | None = None,
+    names: Sequence[str] = (),
 ) -> list[MetricChunk]:
     """The reports in a chunk with numbers above `after`, up to `last`; at most the `newest` of them."""
-    chunk = decoded(row.id, row.data)
+    chunk = decoded(row.id, row.data, names)
     begin, places = 0, []
     for number, many in chunk.arrivals or [(row.id, chunk.columns.num_rows)]:
         if number > after and (last is None or number <= last):
@@ -260,6 +277,6 @@ def drop_points(tx: Tx, nums: Sequence[int], *, limit: int) -> int:
     if gone:
         tx.conn.execute(metric_chunks.delete().where(_HERE.id.in_(gone)))
     if len(gone) < limit:
-        for table in (metric_pages, metric_series, metric_names):
+        for table in (metric_pages, metric_series, metric_last, metric_names):
             tx.conn.execute(table.delete().where(table.c.job.in_(nums)))
     return len(gone)

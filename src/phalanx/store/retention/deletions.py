@@ -21,6 +21,7 @@ from phalanx.store.schema.listings import job_data, job_listing
 from phalanx.store.schema.logs import log_packs, log_positions
 from phalanx.store.schema.metrics import (
     metric_chunks,
+    metric_last,
     metric_names,
     metric_pages,
     metric_series,
@@ -68,6 +69,7 @@ _SMALL: tuple[Table, ...] = (
         log_streams,
         log_volumes,
         log_positions,
+        metric_last,
         metric_names,
         supervisors,
         generations,

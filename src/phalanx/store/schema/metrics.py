@@ -1,4 +1,4 @@
-"""Tables of metrics: chunks of points, the names of each job, and roll-ups by series."""
+"""Tables of metrics: chunks of points, names and newest values of each job, and roll-ups by series."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from sqlalchemy import (
     DDL,
     BigInteger,
     Column,
+    Double,
     Float,
     Index,
     Integer,
@@ -51,6 +52,17 @@ metric_names = Table(
     metadata,
     Column("job", BigInteger, primary_key=True, autoincrement=False),
     Column("name", String(512), primary_key=True),
+)
+
+metric_last = Table(
+    "metric_last",
+    metadata,
+    Column("job", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", String(512), primary_key=True),
+    Column("rank", Integer, nullable=False),  # the lowest one that reports it
+    Column("step", BigInteger, nullable=False),
+    Column("at", BigInteger, nullable=False),  # µs UTC
+    Column("value", Double),  # NULL: it is not a number
 )
 
 metric_series = Table(
