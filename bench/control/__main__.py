@@ -6,9 +6,9 @@ import argparse
 import statistics
 import time
 
-from bench.control import ingest, lists, logs, memory, metrics, phases, scrape, throughput
+from bench.control import ingest, lists, logs, memory, metrics, phases, runs, scrape, throughput
 
-PARTS = ("ingest", "lists", "logs", "memory", "metrics", "phases", "scrape", "throughput")
+PARTS = ("ingest", "lists", "logs", "memory", "metrics", "phases", "runs", "scrape", "throughput")
 
 
 def _machine() -> str:
@@ -71,6 +71,8 @@ def main() -> int:
         kept.append(memory.report(databases, 64 if given.quick else 1024, 10_000 // scale))
     if "metrics" in wanted:
         kept.append(metrics.report(databases, 500 // scale, 40 // scale))
+    if "runs" in wanted:
+        kept.append(runs.report(databases, given.jobs // scale))
     if "scrape" in wanted:
         kept.append(scrape.report(databases, 100 if given.quick else 1_000))
     if "throughput" in wanted:

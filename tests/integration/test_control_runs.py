@@ -17,6 +17,8 @@ from typer.testing import CliRunner, Result
 
 from integration.rig import URL, Rig, spec
 from phalanx.cli.app import app
+from phalanx.cli.client.invocation import Invocation
+from phalanx.cli.client.run_spec import RunFlags, plan_run
 from phalanx.cli.verbs import metrics
 from phalanx.cli.verbs.tracking import runs
 from phalanx.core.contract.access import Scope
@@ -331,6 +333,12 @@ def test_the_verb_shows_what_differs(shell: Rig) -> None:
     rows = table("runs", "--param", "opt", "--metric", "data_wait_fraction", "--limit", "1")
     assert rows[0][3:5] == ["opt", "data_wait_fraction"]
     assert rows[1][3:5] == ["adam", "0.1"]
+
+
+def test_a_script_is_run_with_tags_and_a_group() -> None:
+    flags = RunFlags(tags=("a", "b"), group="g")
+    planned = plan_run(["python", "-c", "pass"], flags, Invocation.of_this_process())
+    assert (planned.spec.tags, planned.spec.group) == (["a", "b"], "g")
 
 
 def test_compare_takes_a_query_and_shows_parameters_that_differ(shell: Rig) -> None:

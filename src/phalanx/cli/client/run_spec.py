@@ -34,6 +34,10 @@ class RunFlags:
     name: str | None = None
     #: project of the job
     project: str | None = None
+    #: words to find the run by
+    tags: Sequence[str] = ()
+    #: group of runs that belong together
+    group: str | None = None
     #: variables to set in the ranks
     env: Mapping[str, str] | None = None
     #: `10m`, `500 steps`, `1 epoch` or `auto`
@@ -191,11 +195,11 @@ def _merge(defaults: Mapping[str, Any], flags: RunFlags) -> dict[str, Any]:
         resources |= _ranks(flags.ranks_per_node, resources)
     if resources:
         data["resources"] = resources
-    for key in ("name", "project", "max_duration", "priority", "framework"):
+    for key in ("name", "project", "group", "max_duration", "priority", "framework"):
         value = getattr(flags, key)
         if value is not None:
             data[key] = value
-    for key in ("pool", "metrics"):
+    for key in ("pool", "metrics", "tags"):
         if value := getattr(flags, key):
             data[key] = list(value)
     data |= _sections(data, flags)

@@ -47,6 +47,25 @@ NodesOption = Annotated[
 ]
 NameOption = Annotated[str | None, typer.Option("--name", help="Name of the job.")]
 ProjectOption = Annotated[str | None, typer.Option("--project", help="Project of the job.")]
+Requirements = Annotated[
+    str | None,
+    typer.Option(
+        "--requirements",
+        metavar="FILE",
+        help="A requirements file to install; see the spec section `python`.",
+    ),
+]
+Package = Annotated[
+    list[str] | None,
+    typer.Option("--with", metavar="REQUIREMENT", help="A package to install; may be repeated."),
+]
+TagOption = Annotated[
+    list[str] | None,
+    typer.Option("--tag", help="A word to find the run by, such as baseline; may be repeated."),
+]
+GroupOption = Annotated[
+    str | None, typer.Option("--group", help="Runs that belong together have the same group.")
+]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Submit and return at once.")]
 
 

@@ -263,6 +263,8 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
         ("project", view.project),
         ("description", view.description or None),
         ("labels", ", ".join(f"{key}={value}" for key, value in view.labels.items())),
+        ("tags", " ".join(view.tags)),
+        ("group", view.group or None),
         ("gang", shape),
         ("placement", None if view.communication is None else view.communication.text),
         ("roles", "\n".join(role_line(one) for one in view.roles)),

@@ -23,10 +23,14 @@ from phalanx.cli.terminal.options import (
     AllRanks,
     Detach,
     DryRun,
+    GroupOption,
     NameOption,
     NodesOption,
+    Package,
     ProjectOption,
     RanksOption,
+    Requirements,
+    TagOption,
 )
 from phalanx.cli.terminal.output import note
 
@@ -184,18 +188,6 @@ WarmImport = Annotated[
     list[str] | None,
     typer.Option("--warm-import", help="A module to import before ranks start; may be repeated."),
 ]
-Requirements = Annotated[
-    str | None,
-    typer.Option(
-        "--requirements",
-        metavar="FILE",
-        help="A requirements file to install; see the spec section `python`.",
-    ),
-]
-Package = Annotated[
-    list[str] | None,
-    typer.Option("--with", metavar="REQUIREMENT", help="A package to install; may be repeated."),
-]
 
 
 def run(  # noqa: PLR0913 (one parameter for each flag)
@@ -206,6 +198,8 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     module: Module = None,
     name: NameOption = None,
     project: ProjectOption = None,
+    tag: TagOption = None,
+    group: GroupOption = None,
     pool: Pool = None,
     env: Env = None,
     every: Every = None,
@@ -242,8 +236,7 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         module=module,
         ranks_per_node=ranks,
         nodes=nodes,
-        name=name,
-        project=project,
+        **_named(name, project, tag, group),
         checkpoint_every=every,
         checkpoint_directory=directory,
         continues=continues,
@@ -263,6 +256,13 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     wanted = FileFlags(ranks=ranks, values=values or (), local=local, explain=explain)
     then = SHOW if dry_run else after(detach, all_ranks)
     _run_or_submit(ctx.obj, command or [], flags, env or [], wanted, then)
+
+
+def _named(
+    name: str | None, project: str | None, tags: Sequence[str] | None, group: str | None
+) -> dict[str, Any]:
+    """The flags that say what a run is called and where it belongs."""
+    return {"name": name, "project": project, "tags": tags or (), "group": group}
 
 
 def _run_or_submit(
