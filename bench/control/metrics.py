@@ -49,9 +49,9 @@ def report(databases: tuple[str, ...], num_jobs: int, num_commits: int) -> bool:
     return kept
 
 
-def report_points(first: int, names: tuple[str, ...]) -> list[MetricPoint]:
-    """One report: 200 steps from `first` on."""
-    values = np.random.default_rng(first).standard_normal((_STEPS, len(names))).astype(np.float32)
+def report_points(first: int, names: tuple[str, ...], steps: int = 200) -> list[MetricPoint]:
+    """One report: some steps from `first` on."""
+    values = np.random.default_rng(first).standard_normal((steps, len(names))).astype(np.float32)
     at = 1_795_000_000_000_000 + first * 50_000
     return [
         MetricPoint(

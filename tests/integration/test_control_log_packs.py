@@ -433,6 +433,7 @@ def test_packs_of_a_deleted_job_are_deleted(rig: Rig) -> None:
     assert files(rig) == [] and rows(rig, log_packs, num) == 0
 
 
+@pytest.mark.sqlite  # a backup of PostgreSQL is that of pg_dump
 def test_a_backup_has_packed_output(tmp_path: Path) -> None:
     with open_rig(tmp_path / "home") as rig:
         num, supervisor = started(rig)

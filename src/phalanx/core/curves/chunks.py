@@ -35,6 +35,7 @@ _LEVEL = 1
 # Bytes of a column that are not compressed: those of one report, which is soon joined with others.
 _SHORT = 4096
 _PLAIN_INTS, _PLAIN_FLOATS = "plain <i8", ("plain <f4", "plain <f8")
+_PLAIN_WIDTHS = {one: np.dtype(one.removeprefix("plain ")) for one in (_PLAIN_INTS, *_PLAIN_FLOATS)}
 _INTS = ("<i1", "<i2", "<i4", "<i8")
 _FLOATS = ("<f4", "<f8")
 Arrival: TypeAlias = tuple[int, int]
@@ -131,12 +132,13 @@ def _decode(data: memoryview, names: Collection[str] | None) -> DecodedChunk:
     left = MAX_VALUES
     wanted = None if names is None else frozenset(names)
     values: dict[str, tuple[Ints, Floats]] = {}
+    everywhere = np.arange(rows, dtype=np.int64)
     for name, many, mask_size, kind, size in head["columns"][3:]:
         left -= _count(many, min(rows, left))
         mask, body = _cut(data, at, mask_size), _cut(data, at + mask_size, size)
         at += mask_size + size
         if wanted is None or name in wanted:
-            places = _unpack_mask(mask, rows) if mask_size else np.arange(rows, dtype=np.int64)
+            places = _unpack_mask(mask, rows) if mask_size else everywhere
             if len(places) != many:
                 raise ValueError(f"metric {name!r} has {len(places)} rows and {many} values")
             values[str(name)] = places, _unpack_floats(body, kind, many)
@@ -204,7 +206,7 @@ def _unpack_floats(data: memoryview, kind: str, many: int) -> Floats:
 
 def _plain(data: memoryview, kind: str, many: int) -> NDArray[Any]:
     """Numbers that stand side by side."""
-    width = np.dtype(kind.removeprefix("plain "))
+    width = _PLAIN_WIDTHS[kind]
     if len(data) != many * width.itemsize:
         raise ValueError(f"a column of {many} numbers has {len(data)} bytes")
     return np.frombuffer(data, width)

@@ -46,6 +46,18 @@ class MetricColumns:
         parts = (one[begin:end].tolist() for one in (self.ranks, self.steps, self.times))
         return [MetricPoint(*row) for row in zip(*parts, cells, strict=True)]
 
+    def part(self, begin: int, end: int) -> MetricColumns:
+        """The rows [begin, end) as columns of their own."""
+        if (begin, end) == (0, self.num_rows):
+            return self
+        values = {}
+        for name, (rows, found) in self.values.items():
+            lo, hi = np.searchsorted(rows, (begin, end))
+            if lo < hi:
+                values[name] = rows[lo:hi] - begin, found[lo:hi]
+        ranks, steps, times = (one[begin:end] for one in (self.ranks, self.steps, self.times))
+        return MetricColumns(ranks, steps, times, values)
+
     def series(self, names: Collection[str] = ()) -> dict[tuple[int, str], Samples]:
         """The samples by (rank, name), in the order of arrival; of all metrics without `names`."""
         found: dict[tuple[int, str], Samples] = {}

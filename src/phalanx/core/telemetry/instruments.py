@@ -7,6 +7,7 @@ bound, the last index has none) and `name|sum`. Such parts are only added up, ne
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -146,6 +147,8 @@ class Distribution:
 
     def add(self, part: int, value: float) -> None:
         """Add one part of a window: the count of a bucket, or of `SUM_PART` the sum of its durations."""
+        if not math.isfinite(value):
+            return  # no rank writes it, and it would stay for ever
         if part == SUM_PART:
             self.total_s += value
         else:

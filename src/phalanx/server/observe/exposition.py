@@ -141,7 +141,7 @@ class Exposition:
             for chunk in page:
                 self._chunk = chunk.id
                 if chunk.job in live:
-                    self._jobs.setdefault(chunk.job, JobSeries()).add(chunk.points)
+                    self._jobs.setdefault(chunk.job, JobSeries()).add(chunk.columns)
             if not more:
                 break
         else:

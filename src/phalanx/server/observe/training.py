@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from phalanx.core.contract.records import MetricPoint
 from phalanx.core.metrics import training as limits
 from phalanx.core.metrics.training import STEP_TIME
 from phalanx.core.telemetry.instruments import INSTRUMENTS, PARTS, Distribution, Kind, is_part
+
+if TYPE_CHECKING:
+    from phalanx.core.curves.columns import MetricColumns
 
 LOSSES = ("loss", "train_loss")
 ACCURACIES = ("accuracy", "acc", "train_acc", "train_accuracy")
@@ -42,19 +46,26 @@ class JobSeries:
     values: dict[str, float] = field(default_factory=dict)
     sections: dict[str, Distribution] = field(default_factory=dict)  # over all ranks
 
-    def add(self, points: Iterable[MetricPoint]) -> None:
-        """Add new points."""
-        for point in points:
-            for name, value in point.values.items():
-                part = PARTS.get(name)
-                if part is not None:
-                    self._part(point.rank, *part, value)
-                elif name in INSTRUMENTS:
-                    self._own(point.rank, name, value)
-                elif is_part(name):
-                    continue  # of another release
-                elif point.rank == 0:
-                    self._named(name, value)
+    def add(self, columns: MetricColumns) -> None:
+        """Add a new report: what a name is, is looked up once for all of its values."""
+        ranks: list[int] = columns.ranks.tolist()
+        for name, (rows, found) in columns.values.items():
+            part, known = PARTS.get(name), INSTRUMENTS.get(name)
+            if part is None and known is None and is_part(name):
+                continue  # of another release
+            values: list[float] = found.tolist()
+            owners = ranks
+            if len(values) < len(ranks):
+                owners = [ranks[row] for row in rows.tolist()]
+            if part is not None:
+                self._parts(*part, owners, values)
+            elif known is not None:
+                for rank, value in zip(owners, values, strict=True):
+                    self._own(rank, name, value)
+            else:
+                for rank, value in zip(owners, values, strict=True):
+                    if rank == 0:
+                        self._named(name, value)
 
     def show(self, points: Iterable[MetricPoint]) -> None:
         """Take the newest gauge values of points reported before counting began; sums begin at 0."""
@@ -78,18 +89,20 @@ class JobSeries:
         if series is not None:
             series.add(name, value)
 
-    def _part(self, rank: int, name: str, index: int, value: float) -> None:
-        """Add a part of a distribution: to that of its rank, or of the whole job."""
+    def _parts(self, name: str, index: int, ranks: Sequence[int], values: Sequence[float]) -> None:
+        """Add parts of distributions: to those of their ranks, or to that of the whole job."""
         if name != STEP_TIME:
             found = self.sections.get(name)
             if found is None:
                 found = self.sections[name] = Distribution.empty()
-        else:
+            for value in values:
+                found.add(index, value)
+            return
+        for rank, value in zip(ranks, values, strict=True):
             series = self._rank(rank)
-            if series is None:
-                return
-            found = series.steps = series.steps or Distribution.empty()
-        found.add(index, value)
+            if series is not None:
+                series.steps = series.steps or Distribution.empty()
+                series.steps.add(index, value)
 
     def _named(self, name: str, value: float) -> None:
         if name in self.values or len(self.values) < limits.MAX_NAMES:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy import ColumnElement, Row, Select, and_, bindparam, func, or_, select, text
@@ -59,7 +59,7 @@ _ENDED = (
 _ADD_NAME = text("INSERT INTO metric_names (job, name) VALUES (:job, :name) ON CONFLICT DO NOTHING")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MetricChunk:
     """The points of one report of a supervisor; their times are on the control plane's clock."""
 
@@ -67,7 +67,12 @@ class MetricChunk:
     job: int
     attempt: int
     generation: int
-    points: list[MetricPoint]
+    columns: MetricColumns = field(repr=False)
+
+    @property
+    def points(self) -> list[MetricPoint]:
+        """The points one by one, which are made anew at each call."""
+        return self.columns.points(0, self.columns.num_rows)
 
 
 def metrics_topic(job: int) -> str:
@@ -242,7 +247,7 @@ def _reports(
             places.append((number, begin, begin + many))
         begin += many
     return [
-        MetricChunk(number, row.job, row.attempt, row.generation, chunk.columns.points(begin, end))
+        MetricChunk(number, row.job, row.attempt, row.generation, chunk.columns.part(begin, end))
         for number, begin, end in (places if newest is None else places[-newest:])
     ]
 
