@@ -18,7 +18,7 @@ from phalanx.store.database import Store, Tx
 from phalanx.store.listings.jobs import JobFilter, Order, page
 from phalanx.store.schema.experiments import run_params, run_terms
 from phalanx.store.schema.listings import job_listing
-from phalanx.store.schema.metrics import metric_series
+from phalanx.store.schema.metrics import metric_last, metric_series
 
 PAGE_MS = 200.0
 NAMES = ("lr", "depth", "batch_size", "dropout", "seed")
@@ -84,8 +84,14 @@ def _fill(first: int, tx: Tx) -> None:
         metric_series.insert(),
         [
             series
-            | {"job": num, "name": name, "samples": b"", "last_value": value}
-            | {"min_value": 0.0, "max_value": 1.0}
+            | {"job": num, "name": name, "samples": b"", "min_value": 0.0, "max_value": value}
+            for num, name, value in values
+        ],
+    )
+    tx.conn.execute(
+        metric_last.insert(),
+        [
+            {"job": num, "name": name, "rank": 0, "step": 9, "at": 1, "value": value}
             for num, name, value in values
         ],
     )

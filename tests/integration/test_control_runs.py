@@ -120,7 +120,7 @@ def test_metrics_of_a_run_are_summed_up_without_values_that_are_not_finite(rig: 
     num = train(rig, 0.1, losses=(4.0, float("inf"), 0.5, float("nan")))
     (one,) = rig.client.runs.page().runs
     loss = one.metrics["loss"]
-    assert (loss.last, loss.min, loss.max, loss.step) == (0.5, 0.5, 4.0, 3)
+    assert (loss.last, loss.min, loss.max, loss.step) == (None, 0.5, 4.0, 3)
     assert list(one.metrics) == ["loss"]  # what the platform measures is shown when it is asked for
     (one,) = rig.client.runs.page(metrics=["data_wait_fraction"]).runs
     assert list(one.metrics) == ["data_wait_fraction"]

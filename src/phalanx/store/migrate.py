@@ -19,7 +19,7 @@ from phalanx.store.schema import metadata
 from phalanx.store.schema.metric_points import convert
 from phalanx.store.tables import counters, facts
 
-HEAD = "0047b"
+HEAD = "0048"
 OLDEST_USER = "0047b"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 

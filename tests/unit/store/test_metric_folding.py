@@ -208,23 +208,22 @@ def test_deleting_takes_roll_ups_and_names(store: Store) -> None:
     assert store.view(lambda tx: arrivals.names_of(tx, 1)) == [] and curve(store) == {}
 
 
-def test_the_last_least_and_most_value_are_those_of_finite_samples(store: Store) -> None:
+def test_the_least_and_most_value_are_those_of_finite_samples(store: Store) -> None:
     def known() -> dict[str, tuple[float | None, ...]]:
         rows = store.view(lambda tx: series.find(tx, [1], ranks=[0]))
-        return {one.name: (one.last_value, one.min_value, one.max_value) for one in rows}
+        return {one.name: (one.min_value, one.max_value) for one in rows}
 
     first = [MetricPoint(0, step, 1, {"x": float(step), "y": math.nan}) for step in range(3000)]
     add(store, [*first, MetricPoint(0, 9000, 1, {"x": math.inf, "z": -1.0})])
     fold(store)
-    expected = {"x": (2999.0, 0.0, 2999.0), "y": (None, None, None), "z": (-1.0, -1.0, -1.0)}
+    expected = {"x": (0.0, 2999.0), "y": (None, None), "z": (-1.0, -1.0)}
     assert known() == expected
-    # Steps that are done again do not replace the value of a higher step.
     add(store, [MetricPoint(0, 100, 1, {"x": -5.0, "z": 3.0})], 1)
     fold(store)
-    expected |= {"x": (2999.0, -5.0, 2999.0), "z": (-1.0, -1.0, 3.0)}
+    expected |= {"x": (-5.0, 2999.0), "z": (-1.0, 3.0)}
     assert known() == expected
     # The migration of a database that has none gives the same, but for what was replaced.
-    empty = {"last_value": None, "min_value": None, "max_value": None}
+    empty = {"min_value": None, "max_value": None}
     store.transact(lambda tx: tx.conn.execute(metric_series.update().values(**empty)))
 
     def migrated(tx: Tx) -> None:

@@ -93,8 +93,6 @@ def _metrics(rows: Sequence[MetricSummary], wanted: Collection[str]) -> Mapping[
     """The metrics that were asked for, or those that scripts logged."""
     chosen = [one for one in rows if wanted or not (one.name in INSTRUMENTS or is_part(one.name))]
     return {
-        one.name: RunMetricView(
-            last=one.last_value, min=one.min_value, max=one.max_value, step=one.last_step
-        )
+        one.name: RunMetricView(last=one.last, min=one.least, max=one.most, step=one.step)
         for one in sorted(chosen, key=lambda one: one.name)[:MAX_METRICS]
     }

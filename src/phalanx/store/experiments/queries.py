@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select
 
 from phalanx.core.cost.prices import NANO
-from phalanx.core.experiments.query import DURATIONS, IDS, Comparison, Term, Value
+from phalanx.core.experiments.query import DURATIONS, IDS, SUMMARIES, Comparison, Term, Value
 from phalanx.store.database import Tx
 from phalanx.store.experiments import terms
 from phalanx.store.schema.experiments import run_params, run_terms
 from phalanx.store.schema.listings import job_data, job_listing
-from phalanx.store.schema.metrics import metric_series
+from phalanx.store.schema.metrics import metric_last, metric_series
 from phalanx.store.tables import job_labels
 
 _HERE = job_listing.c
@@ -42,39 +43,37 @@ _COLUMNS: Mapping[str, ColumnElement[Any]] = {
     "job": _HERE.num,
 }
 _TERM_KINDS = {"tag": terms.TAG, "group": terms.GROUP, "note": terms.NOTE, "commit": terms.COMMIT}
-_SUMMARIES = {
-    "last": metric_series.c.last_value,
-    "min": metric_series.c.min_value,
-    "max": metric_series.c.max_value,
-}
+_RANGES = {"min": metric_series.c.min_value, "max": metric_series.c.max_value}
+_MOST = 1.7976931348623157e308
 _MOST_JOBS = 500
-_LEAST = -1.7976931348623157e308
+_LEAST = -_MOST
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSummary:
-    """What is known of one metric of rank 0 of a run, of finite values."""
+    """What is known of one metric of a run; values that are not finite are None."""
 
     job: int
     name: str
-    last_step: int  # the highest
-    last_value: float | None
-    min_value: float | None
-    max_value: float | None
-
-
-_SUMMARY = select(*(metric_series.c[one.name] for one in fields(MetricSummary)))
+    step: int  # of the newest value
+    last: float | None  # the newest value
+    least: float | None  # of rank 0, as far as its roll-ups are
+    most: float | None
 
 
 def summaries(tx: Tx, jobs: Sequence[int], names: Sequence[str] = ()) -> list[MetricSummary]:
-    """The metrics of rank 0 of some runs, or some of them."""
-    here = metric_series.c
+    """The metrics of some runs, or some of them."""
+    here, series = metric_last.c, metric_series.c
+    mine = and_(series.job == here.job, series.name == here.name, series.rank == 0)
+    columns = (here.job, here.name, here.step, here.value, series.min_value, series.max_value)
+    every = select(*columns).select_from(metric_last.outerjoin(metric_series, mine))
     found: list[MetricSummary] = []
     for start in range(0, len(jobs), _MOST_JOBS):
-        mine = here.job.in_(list(jobs[start : start + _MOST_JOBS]))
-        query = _SUMMARY.where(mine, here.rank == 0)
+        query = every.where(here.job.in_(list(jobs[start : start + _MOST_JOBS])))
         query = query.where(here.name.in_(list(names))) if names else query
-        found += [MetricSummary(*row) for row in tx.conn.execute(query)]
+        for job, name, step, last, least, most in tx.conn.execute(query):
+            finite = last if last is not None and math.isfinite(last) else None
+            found.append(MetricSummary(job, name, step, finite, least, most))
     return found
 
 
@@ -140,11 +139,17 @@ def matches(column: Any, pattern: str, dialect: str) -> ColumnElement[bool]:
 
 
 def _metric(term: Term) -> Select[tuple[int]]:
-    here, column = metric_series.c, _SUMMARIES[term.summary]
-    query = select(here.job).where(here.name == term.name, here.rank == 0)
-    if term.comparison is Comparison.HAS:
+    here, value = metric_last.c, metric_last.c.value
+    compare = None if term.comparison is Comparison.HAS else _OPERATORS[term.comparison]
+    if term.summary in _RANGES:
+        series = metric_series.c
+        query = select(series.job).where(series.name == term.name, series.rank == 0)
+        column = _RANGES[term.summary]
+        return query if compare is None else query.where(compare(column, term.values[0]))
+    query = select(here.job).where(here.name == term.name)
+    if compare is None:
         return query
-    return query.where(_OPERATORS[term.comparison](column, term.values[0]))
+    return query.where(compare(value, term.values[0]), value.between(_LEAST, _MOST))
 
 
 def _param(term: Term, dialect: str) -> Select[tuple[int]]:
@@ -208,13 +213,17 @@ def sort_key(by: str) -> ColumnElement[Any] | None:
         return func.coalesce(select(here.number).where(mine).scalar_subquery(), _LEAST)
     if field != "metric":
         return None
-    column = _SUMMARIES["last"]
     summary, bracket, rest = name.partition("(")
-    if bracket and summary in _SUMMARIES and rest.endswith(")"):
-        column, name = _SUMMARIES[summary], rest[:-1]
-    series = metric_series.c
-    mine = and_(series.job == _HERE.num, series.name == name, series.rank == 0)
-    return func.coalesce(select(column).where(mine).scalar_subquery(), _LEAST)
+    if bracket and summary in SUMMARIES and rest.endswith(")"):
+        name = rest[:-1]
+    if bracket and summary in _RANGES:
+        series = metric_series.c
+        mine = and_(series.job == _HERE.num, series.name == name, series.rank == 0)
+        return func.coalesce(select(_RANGES[summary]).where(mine).scalar_subquery(), _LEAST)
+    newest = metric_last.c
+    mine = and_(newest.job == _HERE.num, newest.name == name)
+    mine = and_(mine, newest.value.between(_LEAST, _MOST))
+    return func.coalesce(select(newest.value).where(mine).scalar_subquery(), _LEAST)
 
 
 def names(tx: Tx, projects: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
@@ -223,10 +232,10 @@ def names(tx: Tx, projects: Sequence[str] | None, *, limit: int) -> dict[str, li
     if projects is not None:
         newest = newest.where(_HERE.project.in_(projects))
     nums = list(tx.conn.execute(newest).scalars())
-    words, series = run_terms.c, metric_series.c
+    words, values = run_terms.c, metric_last.c
     wanted: dict[str, tuple[ColumnElement[str], ColumnElement[bool]]] = {
         "params": (run_params.c.name, run_params.c.job.in_(nums)),
-        "metrics": (series.name, and_(series.job.in_(nums), series.rank == 0)),
+        "metrics": (values.name, values.job.in_(nums)),
         "tags": (words.value, and_(words.job.in_(nums), words.kind == terms.TAG)),
         "groups": (words.value, and_(words.job.in_(nums), words.kind == terms.GROUP)),
     }

@@ -99,17 +99,15 @@ def _roll_up(tx: Tx, job: int, batch: dict[series.SeriesKey, Samples]) -> None:
 
 
 def _summarized(row: SeriesRow, known: SeriesRow | None, fresh: Samples) -> SeriesRow:
-    """The row with the last, the least and the most finite value of before and of fresh samples."""
+    """The row with the least and the most finite value of before and of fresh samples."""
     values = fresh.values[np.isfinite(fresh.values)]
     before = row if known is None else known
-    last, least, most = before.last_value, before.min_value, before.max_value
+    least, most = before.min_value, before.max_value
     if len(values):
-        if last is None or fresh.steps[-1] >= before.last_step:
-            last = float(values[-1])
         lowest, highest = float(values.min()), float(values.max())
         least = lowest if least is None else min(least, lowest)
         most = highest if most is None else max(most, highest)
-    return replace(row, last_value=last, min_value=least, max_value=most)
+    return replace(row, min_value=least, max_value=most)
 
 
 @dataclass(slots=True)

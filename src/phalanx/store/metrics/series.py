@@ -64,7 +64,6 @@ class SeriesRow:
     last_step: int  # highest
     count: int  # steps that have a value
     samples: bytes | None = field(repr=False, default=None)  # of a short series
-    last_value: float | None = None  # of the highest step with a finite value; None: none
     min_value: float | None = None  # the least finite value that was reported
     max_value: float | None = None  # the most
 

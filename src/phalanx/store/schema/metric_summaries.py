@@ -1,4 +1,4 @@
-"""Give the series of earlier releases their last, least and most value, from samples or roll-ups.
+"""Give the series of earlier releases their least and most value, from samples or roll-ups.
 
 Called by a migration, a page of series at a time.
 """
@@ -22,7 +22,7 @@ _INTERVALS = text(
     "WHERE job = :job AND name = :name AND rank = :rank AND level = :level ORDER BY page"
 )
 _WRITE = text(
-    "UPDATE metric_series SET last_value = :last, min_value = :least, max_value = :most "
+    "UPDATE metric_series SET min_value = :least, max_value = :most "
     "WHERE job = :job AND name = :name AND rank = :rank"
 )
 
@@ -35,10 +35,10 @@ def summarize_page(conn: Connection, after: Place, limit: int = PAGE) -> Place |
     rows = []
     for row in found:
         key = {"job": row.job, "name": row.name, "rank": row.rank}
-        last, least, most = _values(conn, key, row.levels, row.samples)
+        least, most = _values(conn, key, row.levels, row.samples)
         if len(least):
             low, high = float(least.min()), float(most.max())
-            rows.append(key | {"last": float(last[-1]), "least": low, "most": high})
+            rows.append(key | {"least": low, "most": high})
     if rows:
         conn.execute(_WRITE, rows)
     return (found[-1].job, found[-1].name, found[-1].rank) if found else None
@@ -46,8 +46,8 @@ def summarize_page(conn: Connection, after: Place, limit: int = PAGE) -> Place |
 
 def _values(
     conn: Connection, key: dict[str, Any], levels: int, samples: bytes | None
-) -> tuple[Any, Any, Any]:
-    """Finite values of a series in the order of steps: of samples, or the ends of the widest intervals."""
+) -> tuple[Any, Any]:
+    """Finite values of a series: of samples, or the least and the most of its widest intervals."""
     import numpy as np
 
     from phalanx.core.curves.rollups import unpack_intervals, unpack_samples
@@ -55,13 +55,12 @@ def _values(
     if samples is not None:
         values = unpack_samples(samples).values
         values = values[np.isfinite(values)]
-        return values, values, values
+        return values, values
     parts = conn.execute(_INTERVALS, key | {"level": levels - 1}).scalars()
     found = [unpack_intervals(data) for data in parts]
     if not found:
         empty = np.empty(0)
-        return empty, empty, empty
+        return empty, empty
     whole = np.concatenate(found)
     whole = whole[whole["finite"] > 0]
-    last = whole["last"][np.isfinite(whole["last"])]
-    return (last if len(last) else whole["high"]), whole["low"], whole["high"]
+    return whole["low"], whole["high"]

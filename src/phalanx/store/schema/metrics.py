@@ -63,6 +63,7 @@ metric_last = Table(
     Column("step", BigInteger, nullable=False),
     Column("at", BigInteger, nullable=False),  # µs UTC
     Column("value", Double),  # NULL: it is not a number
+    Index(None, "name", "job"),
 )
 
 metric_series = Table(
@@ -77,9 +78,7 @@ metric_series = Table(
     Column("last_step", BigInteger, nullable=False),
     Column("count", BigInteger, nullable=False),  # steps that have a value
     Column("samples", LargeBinary),  # of a short series; see core.curves.rollups
-    # Finite values: of the highest step that has one, and the least and the most of all that was reported.
-    # NULL: none so far.
-    Column("last_value", Float),
+    # The least and the most finite value of all that was reported; NULL: none so far.
     Column("min_value", Float),
     Column("max_value", Float),
     Index(None, "name", "rank", "job"),

@@ -48,15 +48,15 @@ class RunsQuery(RequestBody):
 
 
 class RunMetricView(ResponseBody):
-    """One metric of rank 0: the value of the highest step, and the range of all that was reported.
+    """One metric: the newest value of the lowest rank that reports it, and the range of those of rank 0.
 
-    Values that are not finite do not count.
+    A value that is not finite is null, and does not count for the range.
     """
 
     last: float | None
     min: float | None
     max: float | None
-    step: int  # the highest
+    step: int  # of the newest value
 
 
 class RunView(ResponseBody):

@@ -20,8 +20,8 @@ router = APIRouter(prefix="/api/v1/runs", tags=["runs"], route_class=StrictRoute
 def get_runs(here: Here, by: By, query: Annotated[RunsQuery, Query()]) -> Response:
     """A page of runs that match a query, newest first unless `sort` says otherwise.
 
-    Every run has its parameters, and the last, least and most value of its metrics. Those of a job that
-    runs may be a minute old. `cursor` is that of the page before.
+    Every run has its parameters, and the newest, least and most value of its metrics. Least and most of
+    a job that runs may be a minute old. `cursor` is that of the page before.
     """
     page = runs.list_runs(here.platform, query, by, here.clock.now())
     # Written in this thread, and in one step: by way of plain values it takes five times as long.
