@@ -113,7 +113,7 @@ bench-autoscaling: $(STAMP) ## a pool that grows against a fixed one; ARGS=--tun
 bench-kubernetes: $(STAMP) ## the Kubernetes executor against its goals; ARGS='--only gang,list,outage'
 	@$(BIN)/python bench/kubernetes.py $(ARGS)
 
-bench-control: $(STAMP) ## the control plane against its goals; ARGS='--only ingest,lists,logs,memory,metrics,phases,scrape,throughput' or --quick
+bench-control: $(STAMP) ## the control plane against its goals; ARGS='--only ingest,lists,live,logs,memory,metrics,phases,scrape,throughput' or --quick
 	@$(BIN)/python -m bench.control $(ARGS)
 
 bench-search: $(STAMP) ## rules of hyperparameter search against their goals; ARGS='--only economy --peers PYTHON' or --quick

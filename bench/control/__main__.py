@@ -6,9 +6,23 @@ import argparse
 import statistics
 import time
 
-from bench.control import ingest, lists, logs, memory, metrics, phases, runs, scrape, throughput
+from bench.control import (
+    ingest,
+    lists,
+    live,
+    logs,
+    memory,
+    metrics,
+    phases,
+    runs,
+    scrape,
+    throughput,
+)
 
-PARTS = ("ingest", "lists", "logs", "memory", "metrics", "phases", "runs", "scrape", "throughput")
+PARTS = (
+    *("ingest", "lists", "live", "logs", "memory", "metrics", "phases", "runs", "scrape"),
+    "throughput",
+)
 
 
 def _machine() -> str:
@@ -48,6 +62,7 @@ def main() -> int:
         default=0,
         help="control planes beside the leader on PostgreSQL in the part throughput",
     )
+    parser.add_argument("--clients", type=int, default=300, help="open streams of the part live")
     parser.add_argument("--profile", default="", help="a file for cProfile in the part phases")
     parser.add_argument("--peers", default="", help="a Python with MLflow for the part ingest")
     given = parser.parse_args()
@@ -63,6 +78,8 @@ def main() -> int:
     if "lists" in wanted:
         rows = (given.jobs // scale, given.events // scale)
         kept.append(lists.report(databases, *rows, given.keep))
+    if "live" in wanted:
+        kept.append(live.report(databases, given.clients, 25.0, 20.0 / scale))
     if "logs" in wanted:
         kept.append(logs.report(databases, 1024 // scale))
     if "phases" in wanted:

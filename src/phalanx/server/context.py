@@ -21,12 +21,13 @@ from phalanx.core.tenancy.principals import Caller
 from phalanx.errors import NotFound, TooManyRequests
 from phalanx.kit.clock import Clock
 from phalanx.server.leadership import Leadership
-from phalanx.server.notifier import Notifier, wait_for
+from phalanx.server.notifier import Notifier, SharedReads, wait_for
 from phalanx.server.settings import Settings
 from phalanx.services.login.provider import IdentityProvider
 from phalanx.services.logs.endpoints import LogSenders
 from phalanx.services.notify.config import NotifyConfig
 from phalanx.services.platform import Platform
+from phalanx.services.queries.live import LivePage
 
 T = TypeVar("T")
 RECEIVE: ContextVar[Receive | None] = ContextVar("phalanx_receive", default=None)
@@ -90,6 +91,8 @@ class Context:
     #: the loop and the begin, on the monotonic clock, of each step that is under way, by thread
     steps: dict[int, tuple[str, float]] = field(default_factory=dict)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set to end the process
+    #: pages of live views with their bytes
+    shared_reads: SharedReads[tuple[LivePage, bytes]] = field(default_factory=SharedReads)
 
     def provider(self) -> IdentityProvider:
         """The identity provider of `phalanx login`. Raises NotFound."""

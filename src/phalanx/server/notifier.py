@@ -1,16 +1,20 @@
-"""Wakes waiting loops and long polls of this process when topics are published."""
+"""Wakes waiting loops, long polls and streams when topics are published, and lets them share reads."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.store.database import Touched
 
 ANY_JOB = "jobs"
+_MOST_KEPT = 64
+T = TypeVar("T")
 
 
 class Notifier:
@@ -21,6 +25,8 @@ class Notifier:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._ends = asyncio.Event()
+        self.published = 0
+        """Publications so far; changed in the event loop only."""
 
     @property
     def closed(self) -> bool:
@@ -57,6 +63,7 @@ class Notifier:
                 self._loop.call_soon_threadsafe(self._wake, wanted)
 
     def _wake(self, topics: tuple[str, ...]) -> None:
+        self.published += 1
         for topic in topics:
             for woken in self._waiting.get(topic, ()):
                 woken.set()
@@ -94,3 +101,46 @@ async def wait_for(woken: asyncio.Event, timeout_s: float) -> bool:
         return False
     woken.clear()
     return True
+
+
+@dataclass(slots=True)
+class _SharedRead(Generic[T]):
+    began: int  # publications before it
+    task: asyncio.Task[T]
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it has not failed."""
+        task = self.task
+        return not task.done() or not (task.cancelled() or task.exception())
+
+
+@dataclass(slots=True)
+class SharedReads(Generic[T]):
+    """Reads that many streams want at the same time, made once. Of one event loop.
+
+    A read serves all callers that were woken before it began: it sees what woke them.
+    """
+
+    _kept: dict[Hashable, _SharedRead[T]] = field(default_factory=dict)
+
+    async def read(
+        self, key: Hashable, woken_at: int, published: int, make: Callable[[], Awaitable[T]]
+    ) -> T:
+        """What `make` finds, or found for another caller with this key.
+
+        `woken_at` is the number of publications when the caller was woken, `published` that of now. A
+        caller that leaves does not end the read of the others.
+        """
+        found = self._kept.get(key)
+        if found is None or found.began < woken_at or not found.is_usable:
+            found = _SharedRead(published, asyncio.ensure_future(_made(make)))
+            self._kept.pop(key, None)
+            self._kept[key] = found
+            while len(self._kept) > _MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+        return await asyncio.shield(found.task)
+
+
+async def _made(make: Callable[[], Awaitable[T]]) -> T:
+    return await make()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 
 import anyio
@@ -30,6 +30,14 @@ _HEADERS = {
     "Cache-Control": "no-store, no-transform",
     "X-Accel-Buffering": "no",  # nginx would hold events back
 }
+
+
+FramedPage = tuple[LivePage, bytes]
+"""A page, and its messages as they are sent."""
+
+
+def _body(page: LivePage) -> bytes:
+    return b"".join(map(frame, page.messages))
 
 
 def frame(message: FramedMessage) -> bytes:
@@ -56,11 +64,13 @@ class EventStream(Response):
         place: str,
         read: Callable[[Caller, str], LivePage],
         pool: Threads = Threads.READS,
+        share: Callable[[Caller], Hashable] | None = None,
     ) -> None:
+        """`share` names all that a read depends on beside the place: equal ones are made once."""
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._here, self._caller, self._topics = here, caller, topics
-        self._place, self._read, self._pool = place, read, pool
+        self._place, self._read, self._pool, self._share = place, read, pool, share
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI. Raises TooManyRequests before the first byte."""
@@ -77,24 +87,26 @@ class EventStream(Response):
                 await send(
                     {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                 )
-                reason = await self._send_all(scope, send, first)
+                reason = await self._send_all(scope, send, (first, _body(first)))
                 await _send(send, f'event: end\ndata: {{"reason": "{reason}"}}\n\n'.encode())
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 group.cancel_scope.cancel()
         finally:
             presence.num_streams -= 1
 
-    async def _send_all(self, scope: Scope, send: Send, page: LivePage) -> str:
+    async def _send_all(self, scope: Scope, send: Send, first: FramedPage) -> str:
         """Send pages until there is a reason to end, and return it."""
         clock, notifier = self._here.clock, self._here.notifier
         began_s = checked_s = clock.monotonic()
         # Streams that began together do not end together.
         lifetime_s = self._here.settings.api.max_stream_s * random.uniform(0.8, 1.0)
         await _send(send, f"retry: {RETRY_MS}\n\n".encode())
+        page, body = first
+        woken_at = notifier.published
         with notifier.subscribe(*self._topics) as woken:
             while True:
-                if page.messages:
-                    await _send(send, b"".join(map(frame, page.messages)))
+                if body:
+                    await _send(send, body)
                 elif page.place != self._place:
                     await _send(send, f"id: {page.place}\n\n".encode())
                 self._place = page.place
@@ -110,17 +122,31 @@ class EventStream(Response):
                         return "denied"
                     checked_s = now_s
                 if not page.more:
-                    await self._wait(woken, send)
-                page = await self._next_page()
+                    woken_at = await self._wait(woken, send)
+                page, body = await self._next_page(woken_at)
 
-    async def _next_page(self) -> LivePage:
+    async def _next_page(self, woken_at: int) -> FramedPage:
+        caller, place = self._caller, self._place
+
+        async def make() -> FramedPage:
+            return await in_thread(self._read_framed, caller, place, pool=self._pool)
+
         try:
-            return await in_thread(self._read, self._caller, self._place, pool=self._pool)
+            if self._share is None:
+                return await make()
+            published = self._here.notifier.published
+            key = (self._share(caller), place)
+            return await self._here.shared_reads.read(key, woken_at, published, make)
         except PlatformError:
             # The database is away, or the job was deleted: the client asks again and is told.
-            return LivePage([], self._place, done=True)
+            return LivePage([], place, done=True), b""
 
-    async def _wait(self, woken: asyncio.Event, send: Send) -> None:
+    def _read_framed(self, caller: Caller, place: str) -> FramedPage:
+        page = self._read(caller, place)
+        return page, _body(page)
+
+    async def _wait(self, woken: asyncio.Event, send: Send) -> int:
+        """Wait for a publication or a while; returns how many there were when it came."""
         hears = self._here.platform.store.hears_others
         left_s = _HEARTBEAT_S
         while left_s > 0:
@@ -130,8 +156,11 @@ class EventStream(Response):
             left_s -= step_s
         else:
             await _send(send, b":\n\n")
+        woken_at = self._here.notifier.published
         # Changes that follow one another closely are read together.
         await self._here.notifier.pause(_TICK_S)
+        # Without notifications of other processes any commit may be new.
+        return woken_at if hears else self._here.notifier.published + 1
 
     async def _is_permitted(self, scope: Scope) -> bool:
         caller = await scope[STILL_PERMITTED_KEY]()

@@ -95,7 +95,10 @@ async def stream_feed(
         wanted = _wanted(project, job, kind, caller)
         return live.live_feed(here.platform, wanted, place)
 
-    return EventStream(here, by, (ANY_JOB,), last or begin or "0", read)
+    def share(caller: Caller) -> FeedFilter:
+        return _wanted(project, job, kind, caller)
+
+    return EventStream(here, by, (ANY_JOB,), last or begin or "0", read, share=share)
 
 
 @router.get(
