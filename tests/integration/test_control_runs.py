@@ -131,6 +131,15 @@ def test_metrics_of_a_run_are_summed_up_without_values_that_are_not_finite(rig: 
     assert (loss.last, loss.min, loss.max, loss.step) == (5.0, 0.5, 9.0, 9)
 
 
+def test_a_newest_value_that_is_not_finite_is_none(rig: Rig) -> None:
+    endless = train(rig, 0.1, losses=(1.0, float("inf")))
+    plain = train(rig, 0.2, losses=(2.0,))
+    assert found(rig, "metric:loss>1") == [plain]
+    assert found(rig, "metric:loss") == [plain, endless]
+    assert found(rig, "", sort="-metric:loss") == [plain, endless]
+    assert found(rig, "metric:max(loss)=1") == [endless]
+
+
 def test_pages_are_sorted_by_metrics_and_parameters(rig: Rig) -> None:
     nums = {lr: train(rig, lr, losses=(lr * 10,)) for lr in (0.3, 0.1, 0.2)}
     bare = rig.submit(resources=SMALL)
