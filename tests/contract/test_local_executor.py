@@ -29,6 +29,18 @@ PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 DAEMON = "import os, time\nif os.fork() == 0:\n    os.setsid()\ntime.sleep(600)\n"
 
 
+def started_pair(rig, job, folder):
+    """Two supervisors of one gang, started; `folder` is that of a node rank."""
+    gang = gang_contract(job, num_nodes=2, grace_s=5.0)
+    made = [
+        rig.assignment(job, gang=gang, node_rank=rank, node_dir=str(folder(rank)))
+        for rank in range(2)
+    ]
+    for one in made:
+        rig.executor.start(rig.executor.inventory()[0], one)
+    return tuple(made)
+
+
 class LocalRig:
     def __init__(self, root):
         self.home = HomeLayout(root / "home")
@@ -68,6 +80,9 @@ class LocalRig:
     def kill_supervisor(self, ref):
         os.kill(self.record(ref).supervisor.pid, signal.SIGKILL)
 
+    def pair(self, job):
+        return started_pair(self, job, lambda rank: self.home.node_dir(job, 1, rank))
+
     def num_started(self, ref):
         ready = self.plane.reports(NodeReadyReport)
         log = self.home.node_dir(ref.job, ref.attempt, ref.node_rank) / "supervisor.log"
@@ -90,23 +105,26 @@ class FakeRig:
         self.executor = FakeExecutor()
         self.local = None
 
-    def assignment(self, job):
-        gang = gang_contract(job, framework="none", grace_s=5.0)
-        return Assignment(
-            gang=gang,
-            node_rank=0,
-            node_dir="/nowhere",
-            workdir="/",
-            cwd="/",
-            command="true",
-            env={},
-            cpus=1,
-            server_url="",
-            token="",
-        )
+    def assignment(self, job, **changes):
+        fields = {
+            "gang": gang_contract(job, framework="none", grace_s=5.0),
+            "node_rank": 0,
+            "node_dir": "/nowhere",
+            "workdir": "/",
+            "cwd": "/",
+            "command": "true",
+            "env": {},
+            "cpus": 1,
+            "server_url": "",
+            "token": "",
+        }
+        return Assignment(**{**fields, **changes})
 
     def kill_supervisor(self, ref):
         self.executor.bury(ref)
+
+    def pair(self, job):
+        return started_pair(self, job, lambda rank: f"/nowhere/n{rank}")
 
     def num_started(self, ref):
         return self.executor.num_starts

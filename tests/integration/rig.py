@@ -120,8 +120,11 @@ class Rig:
     def job(self, num: int) -> JobView:
         return self.client.job(num)
 
-    def supervisor(self, num: int, node_rank: int = 0, attempt: int = 1) -> ScriptedSupervisor:
-        return ScriptedSupervisor(self, SupervisorRef(num, attempt, node_rank))
+    def supervisor(
+        self, num: int, node_rank: int = 0, attempt: int = 1, incarnation: int = 0
+    ) -> ScriptedSupervisor:
+        ref = SupervisorRef(num, attempt, node_rank, incarnation=incarnation)
+        return ScriptedSupervisor(self, ref)
 
     def check_log(self, num: int) -> None:
         """The events alone rebuild the job."""
@@ -162,6 +165,7 @@ class ScriptedSupervisor:
             job=self.ref.job,
             attempt=self.ref.attempt,
             node_rank=self.ref.node_rank,
+            incarnation=self.ref.incarnation,
             sent_at=self.now(),
             reports=list(reports),
             heartbeat=self.beat,

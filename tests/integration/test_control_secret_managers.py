@@ -56,7 +56,7 @@ def rig(server: FakeSecretServer, tmp_path: Path) -> Iterator[Rig]:
 
 def received(rig: Rig, num: int, attempt: int = 1) -> dict[str, str]:
     one = rig.supervisor(num, attempt=attempt)
-    return supervisor_secrets(rig.platform, (num, attempt, 0), one.token)
+    return supervisor_secrets(rig.platform, (num, attempt, 0, 0), one.token)
 
 
 def database(rig: Rig) -> str:

@@ -130,7 +130,7 @@ def test_a_secret_of_the_project_replaces_the_variable(rig: Rig) -> None:
 def sent(rig: Rig, num: int, attempt: int = 1) -> dict[str, str]:
     """What the control plane sends to the supervisor of node 0 of an attempt."""
     one = rig.supervisor(num, attempt=attempt)
-    return supervisor_secrets(rig.platform, (num, attempt, 0), one.token)
+    return supervisor_secrets(rig.platform, (num, attempt, 0, 0), one.token)
 
 
 def test_a_withheld_value_is_no_value(rig: Rig) -> None:

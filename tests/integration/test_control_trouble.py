@@ -122,10 +122,10 @@ def test_deaths_of_the_others_are_noted_beside_a_job_with_a_bug(
         rig.executor.bury(run(rig, num).ref)
     real = polling._gone
 
-    def broken(job, status, row):
+    def broken(job, *rest):
         if job.num == one:
             raise InvariantBroken("a bug")
-        return real(job, status, row)
+        return real(job, *rest)
 
     monkeypatch.setattr(polling, "_gone", broken)
     with pytest.raises(InvariantBroken):

@@ -20,6 +20,7 @@ from phalanx.core.jobs.machine import TRANSITIONS, create, decide, due, rebuild,
 from phalanx.core.jobs.model import (
     HOLDING,
     TERMINAL,
+    Attempt,
     Job,
     JobPolicy,
     JobState,
@@ -96,6 +97,14 @@ def placement(terms: JobPolicy) -> Placement:
     return Placement("local", tuple(shares))
 
 
+def fresh_share(live: Attempt, rank: int) -> NodeShare | None:
+    """What a replacement of a lost supervisor would use; the rank may be one that the attempt lacks."""
+    if rank >= len(live.nodes):
+        return None
+    share = live.placement.shares[rank]
+    return replace(share, node=f"{share.node}+")
+
+
 def failures(node_rank: int, now: int) -> st.SearchStrategy[Failure]:
     return st.builds(
         Failure,
@@ -144,6 +153,13 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
         ),
         "released": lambda: e.NodeReleased(attempt, rank),
         "lost": lambda: e.NodeLost(attempt, rank, "gone", step),
+        "died": lambda: e.NodeLost(
+            attempt,
+            rank,
+            "died",
+            step,
+            replacement=None if live is None else fresh_share(live, rank),
+        ),
         "saved": lambda: e.CheckpointCommitted(attempt, generation, step or 0, f"/c/{step}"),
         "bad": lambda: e.CheckpointQuarantined(attempt, generation, f"/c/{step}", "bad"),
         "stop": lambda: e.StopRequested(
@@ -174,6 +190,7 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
         "unanswered": lambda: e.StacksOverdue(attempt, generation),
     }
     usual = ["placed", "ready", "started", "started", "ended", "ended", "failed", "waited"]
+    usual += ["died", "ready"] if live and live.ranks_may_start else []
     leaving = ["released", "released", "lost"]
     pool = usual + (leaving if job.state is S.STOPPING or (live and live.finished) else [])
     if job.state is S.WAITING:
@@ -234,10 +251,33 @@ def check_step(before: Job, after: Job, event: e.JobEvent, commands: tuple[objec
             allowed = allowed | ALLOWED[S.STOPPING]
         assert after.state in allowed, (before.state, event, after.state)
     launches = [one for one in commands if isinstance(one, LaunchAttempt)]
-    assert launches == ([LaunchAttempt(after.attempts)] if after.attempts > before.attempts else [])
+    replaced = check_replacements(before, after)
+    placed = after.attempts > before.attempts
+    assert launches == ([LaunchAttempt(after.attempts)] if placed or replaced else [])
     if before.attempt is not None and after.attempt is not None:
-        assert after.attempt.placement == before.attempt.placement
+        assert replaced or after.attempt.placement == before.attempt.placement
         assert after.attempt.generation - before.attempt.generation in (0, 1)
+
+
+def check_replacements(before: Job, after: Job) -> bool:
+    """Whether a supervisor was replaced: one node alone changes, and the other supervisors stay."""
+    one, two = before.attempt, after.attempt
+    if one is None or two is None or one.num != two.num:
+        return False
+    numbers = [(a.incarnation, b.incarnation) for a, b in zip(one.nodes, two.nodes, strict=True)]
+    changed = [rank for rank, (a, b) in enumerate(numbers) if a != b]
+    if not changed:
+        return False
+    (rank,) = changed
+    assert numbers[rank][1] == numbers[rank][0] + 1 and two.to_launch.count(rank) == 1
+    assert before.restarts == after.restarts and two.failures and after.state is not S.STOPPING
+    assert desired(after, two.num, rank).action is Action.WAIT
+    for other, node in enumerate(two.nodes):
+        if other != rank:
+            assert node == one.nodes[other]
+            assert two.placement.shares[other] == one.placement.shares[other]
+            assert desired(after, two.num, other).action is not Action.RELEASE
+    return True
 
 
 def check_state(job: Job) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from phalanx.core.gang.devices import CUDA
 from phalanx.errors import UserError
 from phalanx.kit.interpreter import tree_root
-from phalanx.kit.text import job_label
+from phalanx.kit.text import job_label, node_label
 from phalanx.launch.archives import unpack_archive
 from phalanx.launch.files import private_folder, read_own_file
 from phalanx.launch.identity import is_held
@@ -58,6 +58,7 @@ class CodeSource:
     attempt: int
     node_rank: int
     ca: str = ""  # the only authority that is accepted, in PEM; empty: the system's
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,14 @@ class NodeFiles:
 
     root: Path
 
-    def node_dir(self, job: int, attempt: int, node_rank: int) -> Path:
+    def node_dir(self, job: int, attempt: int, node_rank: int, incarnation: int = 0) -> Path:
         """Exit record, spool and logs of one supervisor."""
-        return self.root / "jobs" / job_label(job) / f"a{attempt:03d}" / f"n{node_rank}"
+        attempt_dir = self.root / "jobs" / job_label(job) / f"a{attempt:03d}"
+        return attempt_dir / node_label(node_rank, incarnation)
 
-    def code_dir(self, job: int, attempt: int, node_rank: int) -> Path:
+    def code_dir(self, job: int, attempt: int, node_rank: int, incarnation: int = 0) -> Path:
         """The supervisor's own copy of the code."""
-        return self.node_dir(job, attempt, node_rank) / "code"
+        return self.node_dir(job, attempt, node_rank, incarnation) / "code"
 
     @property
     def python_dir(self) -> Path:
@@ -162,6 +164,7 @@ def fetch(source: CodeSource, archive: Path) -> None:
     path = (
         f"/api/v1/supervisors/code/{source.digest}"
         f"?job={source.job}&attempt={source.attempt}&node_rank={source.node_rank}"
+        f"&incarnation={source.incarnation}"
     )
     partial = archive.with_name(f".{archive.name}.{os.getpid()}.{time.monotonic_ns()}")
     digest = hashlib.sha256()
@@ -202,6 +205,7 @@ def source_of(assignment: dict[str, Any]) -> CodeSource | None:
         job=gang["job"]["num"],
         attempt=gang["attempt"],
         node_rank=assignment["node_rank"],
+        incarnation=assignment.get("incarnation", 0),
         ca=assignment.get("server_ca") or "",
     )
 

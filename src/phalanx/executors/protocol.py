@@ -19,21 +19,24 @@ from phalanx.schemas.wire.supervision import ExitRecord
 
 @dataclass(frozen=True, slots=True)
 class SupervisorRef:
-    """The name of a supervisor: at most one exists per (job, attempt, node rank).
+    """The name of a supervisor: at most one exists per (job, attempt, node rank, incarnation).
 
-    `pool` selects the executor where there are several; it is no part of the name.
+    `incarnation` is the number of supervisors that the node rank had before in the attempt. `pool` selects
+    the executor where there are several; it is no part of the name.
     """
 
     job: int
     attempt: int
     node_rank: int
     pool: str = field(default="", compare=False)
+    incarnation: int = 0
 
     @classmethod
     def of(cls, assignment: Assignment) -> SupervisorRef:
         """The name of the supervisor that an assignment is for."""
         gang = assignment.gang
-        return cls(gang.job.num, gang.attempt, assignment.node_rank)
+        rank, incarnation = assignment.node_rank, assignment.incarnation
+        return cls(gang.job.num, gang.attempt, rank, incarnation=incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,14 @@ class PodChecker(Protocol):
         Empty where nothing speaks against them, or the cluster does not answer. A quota that is used up
         is no reason: the job waits for it.
         """
+
+
+@runtime_checkable
+class NodeReplacer(Protocol):
+    """An executor that can start another supervisor for one node rank while the others stay."""
+
+    def may_replace(self, pool: str) -> bool:
+        """Whether it can in this pool: `start` then takes an assignment of a later incarnation."""
 
 
 @dataclass(frozen=True, slots=True)

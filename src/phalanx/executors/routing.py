@@ -21,6 +21,7 @@ from phalanx.executors.protocol import (
     GangReserver,
     LeftoverCleaner,
     Leftovers,
+    NodeReplacer,
     PodChecker,
     ScalableExecutor,
     SupervisorRef,
@@ -100,6 +101,11 @@ class RoutedExecutor:
             return []
         said = f"pool {pool} runs no containers; remove it, or name a pool of Kubernetes"
         return [Problem("image" if contract.pods[0].image else "kubernetes", said)]
+
+    def may_replace(self, pool: str) -> bool:
+        """See `NodeReplacer`."""
+        executor: object = self._pools.get(pool, self._shared)
+        return isinstance(executor, NodeReplacer) and executor.may_replace(pool)
 
     def leftovers(self, pool: str) -> Sequence[Leftovers]:
         """See `LeftoverCleaner`; nothing where the objects of a pool end with their control plane."""

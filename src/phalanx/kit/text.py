@@ -18,6 +18,11 @@ def job_label(num: int) -> str:
     return f"j-{num}"
 
 
+def node_label(node_rank: int, incarnation: int = 0) -> str:
+    """The name of a supervisor in its attempt: `n1`, and `n1.2` for the one that replaced two lost ones."""
+    return f"n{node_rank}.{incarnation}" if incarnation else f"n{node_rank}"
+
+
 def parse_job_label(text: str) -> int | None:
     """The number in `j-12` or `12`, or None when it is neither."""
     match = _JOB.fullmatch(text.strip())

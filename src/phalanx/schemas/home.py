@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from phalanx.kit.text import job_label, study_label
+from phalanx.kit.text import job_label, node_label, study_label
 
 HOME_VERSION = "1"
 
@@ -124,9 +124,9 @@ class HomeLayout:
         """One attempt; its copy of the code is `code` in it."""
         return _attempt_dir(self.root, num, attempt)
 
-    def node_dir(self, num: int, attempt: int, node_rank: int) -> Path:
+    def node_dir(self, num: int, attempt: int, node_rank: int, incarnation: int = 0) -> Path:
         """One supervisor: exit record, spool, logs."""
-        return self.attempt_dir(num, attempt) / f"n{node_rank}"
+        return self.attempt_dir(num, attempt) / node_label(node_rank, incarnation)
 
 
 @functools.lru_cache(maxsize=4096)

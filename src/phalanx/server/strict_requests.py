@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Header, Path, Query, Request
+from fastapi import Depends, Header, Path, Query, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
@@ -31,6 +31,16 @@ _MAX_TEXT = 200
 JobNum = Annotated[int, Path(ge=1, lt=_INT64, description="Number of the job.")]
 ObjectName = Annotated[str, Path(max_length=_MAX_TEXT)]
 Number = Annotated[int, Query(ge=0, lt=_INT64)]
+
+
+def _supervisor(
+    job: Number, attempt: Number, node_rank: Number, incarnation: Number = 0
+) -> tuple[int, int, int, int]:
+    return job, attempt, node_rank, incarnation
+
+
+SupervisorKey = Annotated[tuple[int, int, int, int], Depends(_supervisor)]
+"""The supervisor that a call says that it comes from: job, attempt, node rank, incarnation."""
 """A sequence number, or the number of an attempt, generation or request."""
 SearchText = Annotated[str | None, Query(max_length=_MAX_TEXT)]
 Texts = Annotated[list[Annotated[str, Query(max_length=_MAX_TEXT)]] | None, Query(max_length=50)]

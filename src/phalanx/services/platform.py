@@ -159,13 +159,16 @@ class Platform:
             executor.bound_pools(self.store.view(planning.scaling_bounds))
         return tuple(self.executor.inventory())
 
-    def supervisor_token(self, job: int, attempt: int) -> str:
+    def supervisor_token(self, job: int, attempt: int, incarnation: int = 0) -> str:
         """The secret that authenticates the supervisors of one attempt.
 
         It depends on the database: job numbers of another one begin again, and their supervisors may live.
+        A supervisor that replaces a lost one has another token: calls of the lost one are refused.
         """
-        text = f"supervisor/{self.store.database_id}/{job}/{attempt}".encode()
-        return hmac.new(self.signing_key, text, hashlib.sha256).hexdigest()
+        text = f"supervisor/{self.store.database_id}/{job}/{attempt}"
+        if incarnation:
+            text = f"{text}/{incarnation}"
+        return hmac.new(self.signing_key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def token_hash(token: str) -> str:

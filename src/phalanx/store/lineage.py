@@ -433,6 +433,7 @@ def step_counts(tx: Tx, nums: Sequence[int]) -> list[tuple[int, int, int, float]
         select(func.count())
         .where(supervisors.c.job == generations.c.job)
         .where(supervisors.c.attempt == generations.c.attempt)
+        .where(supervisors.c.incarnation == 0)
         .correlate(generations)
         .scalar_subquery()
     )

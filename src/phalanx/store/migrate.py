@@ -19,8 +19,8 @@ from phalanx.store.schema import metadata
 from phalanx.store.schema.metric_points import convert
 from phalanx.store.tables import counters, facts
 
-HEAD = "0048"
-OLDEST_USER = "0047b"
+HEAD = "0048b"
+OLDEST_USER = "0048b"
 """The oldest schema that a release may have been made for and still use this one, beside newer replicas.
 
 A migration that only adds leaves it; one that takes or renames something sets it to its own revision.

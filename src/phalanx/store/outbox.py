@@ -54,6 +54,12 @@ _LAUNCHED = select(commands.c.job, commands.c.attempt).where(
     commands.c.done_at.is_not(None),
 )
 
+_LAUNCHING = select(commands.c.job, commands.c.attempt).where(
+    commands.c.job.in_(bindparam("_jobs", expanding=True)),
+    commands.c.kind == "launch_attempt",
+    commands.c.done_at.is_(None),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LeasedCommand:
@@ -160,4 +166,12 @@ def launched(tx: Tx, live: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
     if not live:
         return set()
     found = tx.conn.execute(_LAUNCHED, {"_jobs": [num for num, _ in live]})
+    return {(job, attempt) for job, attempt in found} & set(live)
+
+
+def launching(tx: Tx, live: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Which of these (job, attempt) have a launch that is not done, the first one or a later one."""
+    if not live:
+        return set()
+    found = tx.conn.execute(_LAUNCHING, {"_jobs": [num for num, _ in live]})
     return {(job, attempt) for job, attempt in found} & set(live)

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import bindparam, func, or_, select
 
 from phalanx.store.database import Tx
 from phalanx.store.engines.many_rows import run_many
 from phalanx.store.jobs import HOLDING_STATES
 from phalanx.store.tables import jobs, supervisors
+
+Key = tuple[int, int, int, int]
+"""Job, attempt, node rank and incarnation of a supervisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class SupervisorRow:
     job: int  # job number
     attempt: int  # number in the job
     node_rank: int  # rank of its node in the gang
+    incarnation: int  # number of supervisors that the node rank had before in the attempt
     token_hash: str  # SHA-256 of its token
     last_seq: int  # number of the last stored report
     first_seen_at: int | None  # first contact, µs UTC
@@ -37,11 +41,18 @@ class SupervisorRow:
     warm: bool | None  # ranks are forks of the warm process
     released_at: int | None  # exit reported, µs UTC
 
+    @property
+    def key(self) -> Key:
+        """Its name."""
+        return self.job, self.attempt, self.node_rank, self.incarnation
 
+
+_NAMES = ("job", "attempt", "node_rank", "incarnation")
 _IS = (
     (supervisors.c.job == bindparam("_job"))
     & (supervisors.c.attempt == bindparam("_attempt"))
     & (supervisors.c.node_rank == bindparam("_node_rank"))
+    & (supervisors.c.incarnation == bindparam("_incarnation"))
 )
 # SQLite, with its one writer, leaves the lock out.
 _FIND = select(supervisors).where(_IS)
@@ -51,13 +62,15 @@ _INSERT = supervisors.insert()
 _KNOWS_TOKEN = (
     select(supervisors.c.job).where(supervisors.c.token_hash == bindparam("_hash")).limit(1)
 )
-_OF_JOBS = select(supervisors).where(supervisors.c.job.in_(bindparam("_jobs", expanding=True)))
-_SOME = _OF_JOBS.where(supervisors.c.attempt.in_(bindparam("_attempts", expanding=True))).order_by(
-    supervisors.c.job
+_OF_JOBS = (
+    select(supervisors)
+    .where(supervisors.c.job.in_(bindparam("_jobs", expanding=True)))
+    .order_by(supervisors.c.job, supervisors.c.incarnation)
 )
+_SOME = _OF_JOBS.where(supervisors.c.attempt.in_(bindparam("_attempts", expanding=True)))
 _SOME_LOCKED = _SOME.with_for_update()
 _RELEASED = (
-    select(supervisors.c.job, supervisors.c.attempt, supervisors.c.node_rank)
+    select(*(supervisors.c[name] for name in _NAMES))
     .join(jobs, jobs.c.num == supervisors.c.job)
     .where(
         jobs.c.state.in_(HOLDING_STATES),
@@ -78,48 +91,45 @@ _EPOCHS = (
 _INITIAL: Mapping[str, Any] = {"last_seq": 0, "generation": 0, "phase": "", "pids": []}
 
 
-def expect(tx: Tx, attempts: Sequence[tuple[int, int, int, str]]) -> None:
-    """Insert the missing supervisor rows of attempts that are about to be launched.
+def expect(tx: Tx, launches: Mapping[Key, str]) -> None:
+    """Insert the missing rows of supervisors that are about to be launched, by the hash of their token.
 
-    Each attempt is (job, attempt, number of nodes, hash of the supervisors' token).
+    Of a supervisor that is replaced, the row stays: the next one on its node may send what it left unsent.
+    Its epochs count no more.
     """
-    live = [(job, attempt) for job, attempt, _, _ in attempts]
-    known = {(row.job, row.attempt, row.node_rank) for row in of_attempts(tx, live)}
-    fresh = [
-        {"job": job, "attempt": attempt, "node_rank": rank, "token_hash": token_hash, **_INITIAL}
-        for job, attempt, num_nodes, token_hash in attempts
-        for rank in range(num_nodes)
-        if (job, attempt, rank) not in known
-    ]
+    live = list({key[:2] for key in launches})
+    known = {row.key for row in of_attempts(tx, live)}
+    fresh = {key: hashed for key, hashed in launches.items() if key not in known}
     if fresh:
-        run_many(tx.conn, _INSERT, fresh)
+        rows = [
+            dict(zip(_NAMES, key, strict=True)) | {"token_hash": hashed, **_INITIAL}
+            for key, hashed in fresh.items()
+        ]
+        run_many(tx.conn, _INSERT, rows)
+    lost = [(*key[:3], key[3] - 1) for key in fresh if key[3]]
+    update_many(tx, [(key, {"epoch": None, "num_epochs": None}) for key in lost])
 
 
-def find(tx: Tx, job: int, attempt: int, node_rank: int) -> SupervisorRow | None:
+def find(tx: Tx, key: Key) -> SupervisorRow | None:
     """Read one supervisor, or None when it was never launched.
 
     A write transaction of PostgreSQL locks the row: a supervisor's retried call waits for the first
     call to be stored, and its reports are then recognized as duplicates.
     """
     query = _FIND if tx.read_only else _FIND_LOCKED
-    row = tx.conn.execute(query, _key(job, attempt, node_rank)).mappings().first()
+    row = tx.conn.execute(query, _key(key)).mappings().first()
     return None if row is None else _row(row)
-
-
-Key = tuple[int, int, int]
-"""Job, attempt and node rank of a supervisor."""
 
 
 def find_many(tx: Tx, keys: Sequence[Key]) -> dict[Key, SupervisorRow]:
     """Read supervisors of different jobs as `find` does, in the order of the jobs."""
     values = {
-        "_jobs": [job for job, _, _ in keys],
-        "_attempts": list({attempt for _, attempt, _ in keys}),
+        "_jobs": [key[0] for key in keys],
+        "_attempts": list({key[1] for key in keys}),
     }
     wanted, query = set(keys), _SOME if tx.read_only else _SOME_LOCKED
     rows = (_row(row) for row in tx.conn.execute(query, values).mappings())
-    found = {(row.job, row.attempt, row.node_rank): row for row in rows}
-    return {key: row for key, row in found.items() if key in wanted}
+    return {row.key: row for row in rows if row.key in wanted}
 
 
 def knows_token(tx: Tx, token_hash: str) -> bool:
@@ -128,37 +138,50 @@ def knows_token(tx: Tx, token_hash: str) -> bool:
 
 
 def of_attempt(tx: Tx, job: int, attempt: int) -> list[SupervisorRow]:
-    """Read the supervisors of an attempt, by node rank."""
+    """Read the newest supervisor of each node rank of an attempt."""
     query = (
         select(supervisors)
         .where(supervisors.c.job == job, supervisors.c.attempt == attempt)
-        .order_by(supervisors.c.node_rank)
+        .order_by(supervisors.c.node_rank, supervisors.c.incarnation)
     )
-    return [_row(row) for row in tx.conn.execute(query).mappings()]
+    rows = (_row(row) for row in tx.conn.execute(query).mappings())
+    return list({row.node_rank: row for row in rows}.values())
 
 
 def of_attempts(tx: Tx, live: Sequence[tuple[int, int]]) -> list[SupervisorRow]:
-    """Read the supervisors of several attempts, each (job, attempt)."""
+    """Read the newest supervisor of each node rank of several attempts, each (job, attempt)."""
     if not live:
         return []
     wanted = set(live)
     found = tx.conn.execute(_OF_JOBS, {"_jobs": [job for job, _ in live]})
     rows = (_row(row) for row in found.mappings())
-    return [row for row in rows if (row.job, row.attempt) in wanted]
+    return list({row.key[:3]: row for row in rows if row.key[:2] in wanted}.values())
 
 
-def silent_attempts(tx: Tx, job: int) -> set[int]:
-    """Attempts with a supervisor that connected and never reported its exit."""
-    here = supervisors.c
+def silent_attempts(tx: Tx, job: int, live: int) -> set[int]:
+    """Attempts with a supervisor that connected, has ended and never reported its exit.
+
+    In the `live` attempt, which may be 0 for none, those have ended that were replaced.
+    """
+    here, later = supervisors.c, supervisors.alias()
+    replaced = (
+        select(later.c.job)
+        .where(later.c.job == here.job, later.c.attempt == here.attempt)
+        .where(later.c.node_rank == here.node_rank, later.c.incarnation > here.incarnation)
+        .exists()
+    )
     query = select(here.attempt).where(
-        here.job == job, here.first_seen_at.is_not(None), here.released_at.is_(None)
+        here.job == job,
+        here.first_seen_at.is_not(None),
+        here.released_at.is_(None),
+        or_(here.attempt != live, replaced),
     )
     return set(tx.conn.execute(query).scalars())
 
 
-def released(tx: Tx) -> set[tuple[int, int, int]]:
-    """Supervisors that reported their exit, of jobs that hold slots: (job, attempt, node rank)."""
-    return {(job, attempt, rank) for job, attempt, rank in tx.conn.execute(_RELEASED)}
+def released(tx: Tx) -> set[Key]:
+    """Supervisors that reported their exit, of jobs that hold slots."""
+    return {(job, attempt, rank, n) for job, attempt, rank, n in tx.conn.execute(_RELEASED)}
 
 
 def epochs_now(tx: Tx) -> dict[int, tuple[int, int]]:
@@ -168,22 +191,22 @@ def epochs_now(tx: Tx) -> dict[int, tuple[int, int]]:
     }
 
 
-def update(tx: Tx, job: int, attempt: int, node_rank: int, **changes: Any) -> None:
+def update(tx: Tx, key: Key, **changes: Any) -> None:
     """Update columns of one supervisor."""
-    tx.conn.execute(_UPDATE, {**_key(job, attempt, node_rank), **changes})
+    tx.conn.execute(_UPDATE, {**_key(key), **changes})
 
 
 def update_many(tx: Tx, changes: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
     """Update columns of many supervisors: one statement for those with the same columns."""
     groups: dict[frozenset[str], list[dict[str, Any]]] = {}
     for key, values in changes:
-        groups.setdefault(frozenset(values), []).append({**_key(*key), **values})
+        groups.setdefault(frozenset(values), []).append({**_key(key), **values})
     for rows in groups.values():
         run_many(tx.conn, _UPDATE, rows)
 
 
-def _key(job: int, attempt: int, node_rank: int) -> dict[str, int]:
-    return {"_job": job, "_attempt": attempt, "_node_rank": node_rank}
+def _key(key: Key) -> dict[str, int]:
+    return {f"_{name}": number for name, number in zip(_NAMES, key, strict=True)}
 
 
 def _row(row: Mapping[Any, Any]) -> SupervisorRow:

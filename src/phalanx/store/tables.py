@@ -280,6 +280,8 @@ supervisors = Table(
     Column("pids", JSON, nullable=False),  # of the ranks of `generation`, by local rank
     Column("warm", Boolean),
     Column("released_at", BigInteger),  # it reported its exit; only the executor confirms
+    # Number of supervisors that the node rank had before in the attempt.
+    Column("incarnation", Integer, primary_key=True, autoincrement=False, server_default=text("0")),
     Index(None, "token_hash"),
 )
 

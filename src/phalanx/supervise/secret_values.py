@@ -61,7 +61,7 @@ def _ask(data: Mapping[str, Any]) -> dict[str, Any]:
     gang = data["gang"]
     path = (
         f"/api/v1/supervisors/secrets?job={gang['job']['num']}&attempt={gang['attempt']}"
-        f"&node_rank={data['node_rank']}"
+        f"&node_rank={data['node_rank']}&incarnation={data.get('incarnation', 0)}"
     )
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {data['token']}"})

@@ -9,13 +9,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import pytest
+
 from phalanx.core.contract.gang import GangContract, WorldShape
 from phalanx.core.contract.job import JobIdentity, RankCommand, RoleContract
 from phalanx.core.gang.placement import Node
 from phalanx.core.gang.roles import WORKER
 from phalanx.core.reasons import Cause
 from phalanx.errors import ExecutorUnavailable, LaunchError
-from phalanx.executors.protocol import Executor, OutputSize, SupervisorRef, SupervisorStatus
+from phalanx.executors.protocol import (
+    Executor,
+    NodeReplacer,
+    OutputSize,
+    SupervisorRef,
+    SupervisorStatus,
+)
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import ExitRecord
 
@@ -73,6 +81,7 @@ class FakeExecutor:
     #: images that ranks run in, where the cluster tells them
     images: dict[SupervisorRef, str] = field(default_factory=dict)
     num_starts: int = 0  # first starts only
+    replaces: bool = True  # lost supervisors may be replaced while the others of their gang stay
     _lock: threading.Lock = field(default_factory=threading.Lock)  # guards every field
 
     def inventory(self) -> Sequence[Node]:
@@ -89,6 +98,10 @@ class FakeExecutor:
                 self.num_starts += 1
                 self.started[ref] = assignment
                 self.alive.add(ref)
+
+    def may_replace(self, pool: str) -> bool:
+        """See `NodeReplacer`."""
+        return self.replaces
 
     def stop(self, ref: SupervisorRef) -> None:
         """See `Executor`."""
@@ -128,6 +141,10 @@ class ExecutorRig(Protocol):
 
     def assignment(self, job: int) -> Assignment:
         """Work for a supervisor that stays until it is stopped."""
+        ...
+
+    def pair(self, job: int) -> tuple[Assignment, Assignment]:
+        """Start the supervisors of a gang of two nodes; their assignments."""
         ...
 
     def kill_supervisor(self, ref: SupervisorRef) -> None:
@@ -189,6 +206,28 @@ class ExecutorContract:
         _wait_until(lambda: not rig.executor.poll([ref])[0].alive)
         rig.executor.start(rig.executor.inventory()[0], assignment)
         assert not rig.executor.poll([ref])[0].alive
+
+    def test_a_replacement_is_started_beside_the_dead(self, rig: ExecutorRig) -> None:
+        executor: object = rig.executor
+        pool = rig.executor.inventory()[0].pool
+        if not (isinstance(executor, NodeReplacer) and executor.may_replace(pool)):
+            pytest.skip("this executor replaces no supervisors")
+        assignment, neighbour = rig.pair(6)
+        ref, stays = ref_of(assignment), ref_of(neighbour)
+        rig.kill_supervisor(ref)
+        _wait_until(lambda: not rig.executor.poll([ref, stays])[0].alive)
+        changes = {"incarnation": 1, "node_dir": f"{assignment.node_dir}.1"}
+        again = assignment.model_copy(update=changes)
+        for _ in range(2):
+            rig.executor.start(rig.executor.inventory()[0], again)
+        fresh = ref_of(again)
+        alive = [one.alive for one in rig.executor.poll([ref, fresh, stays])]
+        assert alive == [False, True, True]
+        # A control plane that takes over finds both.
+        assert [one.alive for one in rig.reborn().poll([fresh, stays])] == [True, True]
+        for one in (fresh, stays):
+            rig.executor.stop(one)
+        _wait_until(lambda: not any(one.alive for one in rig.executor.poll([fresh, stays])))
 
 
 def _started(rig: ExecutorRig, job: int) -> tuple[Assignment, SupervisorRef]:

@@ -400,10 +400,15 @@ class StoreContract(CurveContract):
                     lineage.mark_checkpoint(tx, num, f"/c/{at}", state)
                 for attempt in (1, 2):
                     lineage.add_restore(tx, (num, attempt, 0), restored(0))
-                supervisors.expect(tx, [(num, 1, 1, "old"), (num, 2, 2, f"hash-{num}")])
-                supervisors.update(tx, num, 1, 0, released_at=NOW, epoch=9, num_epochs=9)
-                supervisors.update(tx, num, 2, 1, released_at=NOW, epoch=2, num_epochs=9)
-                supervisors.update(tx, num, 2, 0, epoch=3, num_epochs=9)
+                fresh = {(num, 1, 0, 0): "old"}
+                fresh |= {(num, 2, rank, 0): f"hash-{num}" for rank in range(2)}
+                supervisors.expect(tx, fresh)
+                supervisors.update(tx, (num, 1, 0, 0), released_at=NOW, epoch=9, num_epochs=9)
+                # The supervisor of node rank 1 was replaced.
+                supervisors.update(tx, (num, 2, 1, 0), epoch=1, num_epochs=9)
+                supervisors.expect(tx, {(num, 2, 1, 1): f"next-{num}"})
+                supervisors.update(tx, (num, 2, 1, 1), released_at=NOW, epoch=2, num_epochs=9)
+                supervisors.update(tx, (num, 2, 0, 0), epoch=3, num_epochs=9)
             held = jobs_table.update().where(jobs_table.c.num == holds)
             tx.conn.execute(held.values(state="running", attempts=2, code_digest="c" * 64))
             over = jobs_table.update().where(jobs_table.c.num == waits)
@@ -413,8 +418,10 @@ class StoreContract(CurveContract):
         holds, _ = store.transact(work)
         assert store.view(lineage.last_saves) == {holds: (NOW + 2, 0.1)}
         assert store.view(lineage.restoring) == {holds}
-        assert store.view(supervisors.released) == {(holds, 2, 1)}
+        assert store.view(supervisors.released) == {(holds, 2, 1, 1)}
         assert store.view(supervisors.epochs_now) == {holds: (2, 9)}
+        now = store.view(lambda tx: supervisors.of_attempt(tx, holds, 2))
+        assert [(one.node_rank, one.incarnation) for one in now] == [(0, 0), (1, 1)]
 
         def known(tx: Tx) -> list[bool]:
             return [supervisors.knows_token(tx, one) for one in (f"hash-{holds}", "old", "new")]

@@ -101,7 +101,36 @@ def test_killed_supervisor_leaves_nothing_and_the_job_recovers(platform: Platfor
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
 
 
+def test_a_lost_node_of_three_is_replaced_and_the_others_stay(platform: Platform, tmp_path: Path):
+    """SIGKILL of the supervisor of one node, then of two at once: the third one keeps its process."""
+    out, go = tmp_path / "probe", tmp_path / "go"
+    spec = probe_spec(out, *FLAGS, *slow(go, 0.1), ranks=1)
+    job = platform.submit({**spec, "resources": {"nodes": 3, "slots_per_node": 1}})
+    platform.wait_steps(10, out)
+    first = {one.node_rank: one.pid for one in platform.show(job).nodes}
+    lost = family(first[1])
+    kill(first[1])
+    wait_until(lambda: not survivors(lost), "the end of the lost node")
+    platform.wait_steps(len(Path(f"{out}.steps").read_text().splitlines()) + 10, out)
+    second = {one.node_rank: one.pid for one in platform.show(job).nodes}
+    assert (second[0], second[2]) == (first[0], first[2])
+    assert second[1] not in (None, first[1])
+    # Node rank 0 has the rendezvous, and node rank 1 is lost for the second time.
+    for rank in (0, 1):
+        kill(second[rank])
+    platform.wait_steps(len(Path(f"{out}.steps").read_text().splitlines()) + 10, out)
+    third = {one.node_rank: one.pid for one in platform.show(job).nodes}
+    assert third[2] == first[2] and not {third[0], third[1]} & {*first.values(), *second.values()}
+    go.touch()
+    view = platform.wait_state(job, "succeeded")
+    assert (view.attempts, view.lineage.missed, view.lineage.duplicated) == (1, 0, 0)
+    assert view.restarts in (2, 3)  # the two may be found dead in two polls
+    wait_until(lambda: platform.show(job).lineage.unreported == 0, "the account of the lost ones")
+    assert platform.show(job).lineage.consumed == EPOCHS * SAMPLES
+
+
 @pytest.mark.proof
+@pytest.mark.leaves("the platform of the module gets another control plane")
 def test_what_a_killed_supervisor_never_reported_is_told_by_the_next(
     platform: Platform, tmp_path: Path
 ):

@@ -83,10 +83,19 @@ class RayRig:
         self.refs.append(ref_of(made))
         return made
 
+    def pair(self, job):
+        nodes = self.executor.inventory()
+        placement, made = gang(self, job, nodes)
+        self.executor.reserve(placement, made)
+        for node, one in zip(nodes, made, strict=True):
+            self.executor.start(node, one)
+        return tuple(made)
+
     def record(self, ref):
-        folder = self.root / "nodes" / self.owner
-        layout = folder / f"jobs/j-{ref.job}/a{ref.attempt:03d}/n{ref.node_rank}"
-        return SupervisorRecord.read(layout)
+        layout = HomeLayout(self.root / "nodes" / self.owner)
+        return SupervisorRecord.read(
+            layout.node_dir(ref.job, ref.attempt, ref.node_rank, ref.incarnation)
+        )
 
     def kill_supervisor(self, ref):
         os.kill(self.record(ref).supervisor.pid, signal.SIGKILL)

@@ -12,19 +12,19 @@ pytestmark = pytest.mark.unit
 
 
 def ref(job):
-    return {"job": job, "attempt": 1, "node_rank": 0, "shim": None}
+    return {"job": job, "attempt": 1, "node_rank": 0, "incarnation": 0, "shim": None}
 
 
 def test_the_driver_forgets_who_is_gone_once_nobody_asks(monkeypatch):
     cluster = RayCluster("owner", {})
     gone = {"alive": False, "exit": None, "message": "its actor is gone"}
-    cluster._tracked = {(job, 1, 0): TrackedSupervisor(result=dict(gone)) for job in range(5)}
-    cluster._tracked[9, 1, 0] = TrackedSupervisor()  # on its way, not yet asked for
+    cluster._tracked = {(job, 1, 0, 0): TrackedSupervisor(result=dict(gone)) for job in range(5)}
+    cluster._tracked[9, 1, 0, 0] = TrackedSupervisor()  # on its way, not yet asked for
     monkeypatch.setattr(cluster, "_find", lambda key: cluster._tracked[key])  # without Ray
     monkeypatch.setattr(cluster, "_remove_group", lambda job, attempt: True)
     found = cluster.poll([ref(0), ref(1)], 60.0)
     assert found == [gone, gone]  # asked again, as after a lost answer: the same
-    assert set(cluster._tracked) == {(0, 1, 0), (1, 1, 0), (9, 1, 0)}
+    assert set(cluster._tracked) == {(0, 1, 0, 0), (1, 1, 0, 0), (9, 1, 0, 0)}
 
 
 def test_the_local_executor_does_too(tmp_path):

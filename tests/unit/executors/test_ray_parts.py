@@ -300,7 +300,7 @@ def test_code_is_fetched_once_and_given_to_each_attempt(tmp_path, server, archiv
         assert files.bring(source(server, digest, job), target) == (job == 2)
         assert (target / "train.py").read_text() == "print(1)"
     ((path, token),) = server.asked
-    assert path == f"/api/v1/supervisors/code/{digest}?job=1&attempt=1&node_rank=0"
+    assert path == f"/api/v1/supervisors/code/{digest}?job=1&attempt=1&node_rank=0&incarnation=0"
     assert token == "Bearer t"
 
 

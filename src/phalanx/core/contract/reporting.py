@@ -26,7 +26,7 @@ VARIABLES = {
 }
 """The variables of every rank, with their meanings."""
 _PURPOSE = "metrics"
-_NUM_NUMBERS = 4
+_NUM_NUMBERS = (4, 5)
 _MOST_DIGITS = 18
 
 
@@ -38,10 +38,13 @@ class ReportingPlace:
     attempt: int
     generation: int
     node_rank: int
+    incarnation: int = 0  # number of supervisors that the node rank had before in the attempt
 
     def token(self, supervisor_token: str) -> str:
         """The token, derived from that of the attempt's supervisors."""
         numbers = f"{self.job}.{self.attempt}.{self.generation}.{self.node_rank}"
+        if self.incarnation:
+            numbers = f"{numbers}.{self.incarnation}"
         text = f"{_PURPOSE}/{numbers}".encode()
         return f"{numbers}.{hmac.new(supervisor_token.encode(), text, hashlib.sha256).hexdigest()}"
 
@@ -50,7 +53,7 @@ class ReportingPlace:
         """The place that a token names, which does not prove that the token is right; None: no token."""
         *numbers, mark = token.split(".")
         plain = all(one.isascii() and one.isdigit() for one in numbers)
-        if len(numbers) != _NUM_NUMBERS or not plain or not mark:
+        if len(numbers) not in _NUM_NUMBERS or not plain or not mark:
             return None
         if any(len(one) > _MOST_DIGITS for one in numbers):
             return None

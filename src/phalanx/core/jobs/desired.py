@@ -46,10 +46,16 @@ class Desired:
     peers: tuple[str, ...] = ()  # addresses of the gang's nodes, where there are several
 
 
-def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
-    """The orders for one node rank of one attempt; RELEASE for an attempt that is over."""
+def desired(job: Job, attempt_num: int, node_rank: int, incarnation: int | None = None) -> Desired:
+    """The orders for one node rank of one attempt.
+
+    RELEASE for an attempt that is over, and for an incarnation of the supervisor that was replaced; None:
+    the present one.
+    """
     attempt = job.attempt
     if attempt is None or attempt.num != attempt_num:
+        return Desired(Action.RELEASE)
+    if incarnation not in (None, attempt.nodes[node_rank].incarnation):
         return Desired(Action.RELEASE)
     phase = attempt.nodes[node_rank].phase
     if phase is NodePhase.RELEASED or attempt.finished:
@@ -58,7 +64,7 @@ def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
         return _stopping(job, attempt, phase)
     if attempt.failures and phase in (NodePhase.UP, NodePhase.READY):
         return Desired(Action.END, attempt.generation)
-    if not attempt.ranks_may_start or phase is NodePhase.ENDED:
+    if not attempt.ranks_may_start or phase in (NodePhase.LAUNCHING, NodePhase.ENDED):
         return Desired(Action.WAIT, attempt.generation)
     parts = job.parts_now()
     part = part_at(parts, node_rank)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from phalanx.core.codec import earlier_names
 from phalanx.core.gang.failures import Failure
-from phalanx.core.gang.placement import Placement, SlotOffer
+from phalanx.core.gang.placement import NodeShare, Placement, SlotOffer
 from phalanx.core.jobs.dependencies import Dependency
 from phalanx.core.jobs.model import JobPolicy, JobState, NodeOutcome, StopGoal
 from phalanx.core.reasons import Cause, Reason, ReasonCode
@@ -164,7 +164,8 @@ class NodeReleased:
 class NodeLost:
     """The executor confirmed that a supervisor that should be there is dead, with all it started.
 
-    `step` is the last one that supervisor reported.
+    `step` is the last one that supervisor reported. `replacement` is what another supervisor with the same
+    node rank may use instead, so that the other nodes keep theirs; None: the whole gang is placed again.
     """
 
     attempt: int
@@ -172,6 +173,7 @@ class NodeLost:
     message: str
     step: int | None = None
     cause: Cause = Cause.NODE_LOST
+    replacement: NodeShare | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class NodeStatus:
 
     `step` is the last one its ranks completed in the generation that ended. `addresses` are those from
     which other nodes see its connections. `unsaved` says why the last checkpoint of a complete run is
-    missing.
+    missing. `incarnation` is the number of supervisors that were lost and replaced before this one.
     """
 
     phase: NodePhase = NodePhase.LAUNCHING
@@ -77,6 +77,7 @@ class NodeStatus:
     step: int | None = None
     addresses: tuple[str, ...] = ()
     unsaved: str = ""
+    incarnation: int = 0
 
 
 @earlier_names(ranks_may_start="opened")
@@ -117,6 +118,15 @@ class Attempt:
     def all_in(self, *phases: NodePhase) -> bool:
         """Whether every node is in one of `phases`."""
         return all(node.phase in phases for node in self.nodes)
+
+    @property
+    def to_launch(self) -> tuple[int, ...]:
+        """The node ranks of a launch: all at first, later those of supervisors that are replaced."""
+        return tuple(
+            rank
+            for rank, node in enumerate(self.nodes)
+            if not self.ranks_may_start or node.phase is NodePhase.LAUNCHING
+        )
 
     @property
     def failure(self) -> Failure | None:
@@ -248,7 +258,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class LaunchAttempt:
-    """Start one supervisor per node of the attempt. Ends as NodeReady or LaunchFailed."""
+    """Start the supervisor of each node that launches. Ends as NodeReady or LaunchFailed."""
 
     attempt: int
 

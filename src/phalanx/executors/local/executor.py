@@ -135,6 +135,10 @@ class LocalExecutor:
         if (record := self._record(SupervisorRef.of(assignment))) is not None:
             self._markers.add(record.marker)
 
+    def may_replace(self, pool: str) -> bool:
+        """See `NodeReplacer`."""
+        return True
+
     def stop(self, ref: SupervisorRef) -> None:
         """See `Executor`. The reaper kills the rest; a second call kills what is left from here."""
         record = self._record(ref)
@@ -173,7 +177,7 @@ class LocalExecutor:
     # -- inside ------------------------------------------------------------------------------------
 
     def _node_dir(self, ref: SupervisorRef) -> Path:
-        return self._home.node_dir(ref.job, ref.attempt, ref.node_rank)
+        return self._home.node_dir(ref.job, ref.attempt, ref.node_rank, ref.incarnation)
 
     def _record(self, ref: SupervisorRef) -> SupervisorRecord | None:
         try:

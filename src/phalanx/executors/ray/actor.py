@@ -90,13 +90,13 @@ class SupervisorActor:
         assignment: dict[str, Any] = told["assignment"]
         files = NodeFiles(Path(told["root"]))
         job, attempt = assignment["gang"]["job"]["num"], assignment["gang"]["attempt"]
-        node_rank = assignment["node_rank"]
-        self._node_dir = files.node_dir(job, attempt, node_rank)
+        key = job, attempt, assignment["node_rank"], assignment["incarnation"]
+        self._node_dir = files.node_dir(*key)
         try:
             self._node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            cached = files.bring(source_of(assignment), files.code_dir(job, attempt, node_rank))
+            cached = files.bring(source_of(assignment), files.code_dir(*key))
             files.prune(time.time())  # noqa: TID251 - ages of files
-            place(assignment, self._node_dir, files.code_dir(job, attempt, node_rank))
+            place(assignment, self._node_dir, files.code_dir(*key))
             if assignment.get("python"):
                 assignment["python"]["root"] = str(files.python_dir)
             if assignment.get("data"):

@@ -24,7 +24,7 @@ _REMOVE_S = 0.5
 _ASK_AGAIN_S = 1.0
 # Time for an actor to return the exit record after its shim has ended.
 _EXIT_RECORD_S = 3.0
-Key = tuple[int, int, int]
+Key = tuple[int, int, int, int]
 
 
 def namespace(owner: str) -> str:
@@ -37,9 +37,14 @@ def group_name(owner: str, job: int, attempt: int) -> str:
     return f"{GROUP_PREFIX}-{owner}-{job_label(job)}-a{attempt:03d}"
 
 
-def actor_name(job: int, attempt: int, node_rank: int) -> str:
-    """The actor that holds the supervisor of one node rank."""
-    return f"phalanx-node-{job_label(job)}-a{attempt:03d}-n{node_rank}"
+def actor_name(job: int, attempt: int, node_rank: int, incarnation: int = 0) -> str:
+    """The actor that holds one supervisor of a node rank."""
+    name = f"phalanx-node-{job_label(job)}-a{attempt:03d}-n{node_rank}"
+    return f"{name}-{incarnation}" if incarnation else name
+
+
+def _key(ref: Mapping[str, Any]) -> Key:
+    return ref["job"], ref["attempt"], ref["node_rank"], ref["incarnation"]
 
 
 class OperationRefused(Exception):
@@ -106,6 +111,36 @@ class TrackedSupervisor:
         line, self.line = self.line, None
         if line is not None:
             line.close()
+
+
+def _actor(
+    name: str, bundle: Mapping[str, float], place: tuple[Any, int], env: Mapping[str, Any]
+) -> Any:
+    """Create the actor of a supervisor; `place` is its group and the number of its bundle there."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    rest = {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
+    group, index = place
+    return (
+        ray.remote(SupervisorActor)
+        .options(
+            name=name,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=0,
+            num_cpus=bundle.get("CPU", 0),
+            num_gpus=bundle.get("GPU", 0),
+            resources=rest,
+            runtime_env=dict(env) or None,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=group,
+                placement_group_bundle_index=index,
+                placement_group_capture_child_tasks=False,
+            ),
+        )
+        .remote()
+    )
 
 
 class RayCluster:
@@ -178,50 +213,51 @@ class RayCluster:
                 f"Ray has not reserved all {len(nodes)} nodes within {wait_s:g} s"
             )
         for node_rank, bundle in enumerate(bundles):
-            self._host(group, job, attempt, node_rank, bundle)
+            self._host(group, (job, attempt, node_rank, 0), bundle)
 
-    def _host(
-        self, group: Any, job: int, attempt: int, node_rank: int, bundle: Mapping[str, float]
-    ) -> None:
+    def _host(self, group: Any, key: Key, bundle: Mapping[str, float]) -> None:
         """Create the actor of one bundle, holding all of it, without waiting for it."""
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        key = (job, attempt, node_rank)
         tracked = self._tracked.setdefault(key, TrackedSupervisor())
         if tracked.handle is not None:
             return
-        rest = {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
-        tracked.handle = (
-            ray.remote(SupervisorActor)
-            .options(
-                name=actor_name(*key),
-                lifetime="detached",
-                get_if_exists=True,
-                max_restarts=0,
-                num_cpus=bundle.get("CPU", 0),
-                num_gpus=bundle.get("GPU", 0),
-                resources=rest,
-                runtime_env=self._actor_env or None,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=group,
-                    placement_group_bundle_index=node_rank,
-                    placement_group_capture_child_tasks=False,
-                ),
-            )
-            .remote()
-        )
+        tracked.handle = _actor(actor_name(*key), bundle, (group, key[2]), self._actor_env)
 
-    def start(self, job: int, attempt: int, node_rank: int, text: str) -> dict[str, Any]:
+    def start(
+        self, job: int, attempt: int, node_rank: int, text: str, incarnation: int = 0
+    ) -> dict[str, Any]:
         """Have the actor start its supervisor; returns the address of its shim.
 
         Raises OperationRefused, and then releases all that the attempt holds: it cannot run.
         """
         try:
-            return self._begin((job, attempt, node_rank), text)
+            return self._begin((job, attempt, node_rank, incarnation), text)
         except OperationRefused:
             self._remove_group(job, attempt)
             raise
+
+    def host(
+        self,
+        job: int,
+        attempt: int,
+        node_rank: int,
+        incarnation: int,
+        bundle: Mapping[str, float],
+        node: str,
+    ) -> None:
+        """Create another actor in the bundle of a node rank that lost its supervisor.
+
+        Raises OperationRefused when the raylet of the node or the group of the attempt is gone.
+        """
+        import ray
+
+        if self._node_watch.raylet_is_gone(node):
+            # Ray would move the bundle once it has noticed, and the actor would wait for that.
+            raise OperationRefused(f"the raylet of {node[:12]} is gone")
+        try:
+            group = ray.util.get_placement_group(group_name(self._owner, job, attempt))
+        except ValueError:
+            raise OperationRefused("the placement group of the attempt is gone") from None
+        self._host(group, (job, attempt, node_rank, incarnation), bundle)
 
     def _begin(self, key: Key, text: str) -> dict[str, Any]:
         import ray
@@ -252,11 +288,11 @@ class RayCluster:
 
     # -- ending ------------------------------------------------------------------------------------
 
-    def stop(self, job: int, attempt: int, node_rank: int) -> None:
+    def stop(self, job: int, attempt: int, node_rank: int, incarnation: int = 0) -> None:
         """Kill the actor; its shim ends the rest."""
         import ray
 
-        tracked = self._find((job, attempt, node_rank))
+        tracked = self._find((job, attempt, node_rank, incarnation))
         if tracked.handle is not None:
             ray.kill(tracked.handle, no_restart=True)
 
@@ -300,13 +336,13 @@ class RayCluster:
 
     def _forget(self, refs: Sequence[Mapping[str, Any]]) -> None:
         """Drop supervisors that are gone and not polled any more."""
-        asked = {(ref["job"], ref["attempt"], ref["node_rank"]) for ref in refs}
+        asked = {_key(ref) for ref in refs}
         for key, one in list(self._tracked.items()):
             if one.result is not None and key not in asked:
                 self._tracked.pop(key, None)
 
     def _look(self, ref: Mapping[str, Any], fence_s: float) -> dict[str, Any]:
-        key: Key = (ref["job"], ref["attempt"], ref["node_rank"])
+        key = _key(ref)
         tracked = self._find(key)
         shim = ref["shim"]
         actor_gone = tracked.handle is None or self._ended(tracked, shim)

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from phalanx.executors.ray.cluster import OperationRefused, RayCluster, first_line
 
 _THREADS = 16
-_OPERATIONS = ("hello", "nodes", "reserve", "start", "stop", "poll", "demand")
+_OPERATIONS = ("hello", "nodes", "reserve", "start", "host", "stop", "poll", "demand")
 
 
 def serve(cluster: RayCluster, requests: BinaryIO, answers: BinaryIO) -> None:

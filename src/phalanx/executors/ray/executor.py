@@ -102,10 +102,32 @@ class RayExecutor:
             slots = tuple(range(assignment.num_ranks))
             share = NodeShare(node.id, node.address, slots)
             self.reserve(Placement(node.pool, (share,)), [assignment])
+        if ref.incarnation:
+            self._host(node, assignment)
         with self._lock:
             beginning = self._beginning.pop(ref, None)
         begun = self._begin(assignment) if beginning is None else beginning.result()
         self._write_note(ref, node, begun)
+
+    def may_replace(self, pool: str) -> bool:
+        """See `NodeReplacer`: the bundle of the node rank stays while others of the gang live."""
+        return True
+
+    def _host(self, node: Node, assignment: Assignment) -> None:
+        ref, found = SupervisorRef.of(assignment), self._inventory.known(node.id)
+        if found is None:
+            raise LaunchError(f"node {node.id} is no longer there")
+        num_slots = assignment.gang.role.slots_per_node
+        self._driver.ask(
+            "host",
+            answer_s=_BEGIN_S,
+            job=ref.job,
+            attempt=ref.attempt,
+            node_rank=ref.node_rank,
+            incarnation=ref.incarnation,
+            bundle=self._inventory.bundle(found, num_slots, assignment.cpus),
+            node=found.ray_id,
+        )
 
     def _begin(self, assignment: Assignment) -> dict[str, Any]:
         ref = SupervisorRef.of(assignment)
@@ -115,6 +137,7 @@ class RayExecutor:
             job=ref.job,
             attempt=ref.attempt,
             node_rank=ref.node_rank,
+            incarnation=ref.incarnation,
             text=json.dumps(
                 {
                     "assignment": outbound(assignment, self._pool, self._home).model_dump(
@@ -146,7 +169,13 @@ class RayExecutor:
     def stop(self, ref: SupervisorRef) -> None:
         """See `Executor`."""
         if ref not in self._gone:
-            self._driver.ask("stop", job=ref.job, attempt=ref.attempt, node_rank=ref.node_rank)
+            self._driver.ask(
+                "stop",
+                job=ref.job,
+                attempt=ref.attempt,
+                node_rank=ref.node_rank,
+                incarnation=ref.incarnation,
+            )
 
     def poll(self, refs: Sequence[SupervisorRef]) -> Sequence[SupervisorStatus]:
         """See `Executor`. Nothing of an attempt is left in Ray once all its supervisors are gone."""
@@ -155,6 +184,7 @@ class RayExecutor:
                 "job": ref.job,
                 "attempt": ref.attempt,
                 "node_rank": ref.node_rank,
+                "incarnation": ref.incarnation,
                 "shim": self._note(ref),
             }
             for ref in refs
@@ -219,7 +249,8 @@ class RayExecutor:
     # -- notes -------------------------------------------------------------------------------------
 
     def _note_path(self, ref: SupervisorRef) -> Path:
-        return self._home.node_dir(ref.job, ref.attempt, ref.node_rank) / _NOTE
+        where = ref.job, ref.attempt, ref.node_rank, ref.incarnation
+        return self._home.node_dir(*where) / _NOTE
 
     def _note(self, ref: SupervisorRef) -> dict[str, Any] | None:
         try:

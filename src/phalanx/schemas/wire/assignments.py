@@ -59,6 +59,7 @@ class Assignment(Message):
     protocol: int = ASSIGNMENT_PROTOCOL
     gang: GangContract
     node_rank: int  # in the gang, all roles
+    incarnation: int = 0  # number of supervisors that the node rank had before in the attempt
     role: RolePlace | None = None  # None: the gang has one
     pod: PodContract | None = None  # for executors with containers; supervisors do not need it
     address: str = ""  # where its ranks are reached; empty: the placement knows it

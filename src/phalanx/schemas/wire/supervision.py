@@ -481,6 +481,7 @@ class SyncRequest(Message):
     job: int
     attempt: int
     node_rank: int
+    incarnation: Annotated[int, Field(ge=0)] = 0
     sent_at: int
     reports: list[Report] = Field(default_factory=list)
     heartbeat: Heartbeat = Field(default_factory=Heartbeat)

@@ -11,7 +11,7 @@ from phalanx.schemas.wire.report_bytes import ACCEPTED
 from phalanx.schemas.wire.supervision import SecretValues, SyncRequest, SyncResponse
 from phalanx.server.access import ATTEMPT, ATTEMPT_AUDITED, bearer_token
 from phalanx.server.context import Here, in_thread
-from phalanx.server.strict_requests import Number, SupervisorRoute
+from phalanx.server.strict_requests import SupervisorKey, SupervisorRoute
 from phalanx.server.sync_batches import SyncBatches
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.sync import (
@@ -59,13 +59,11 @@ async def get_code(
     here: Here,
     request: Request,
     digest: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")],
-    job: Number,
-    attempt: Number,
-    node_rank: Number,
+    key: SupervisorKey,
 ) -> FileResponse:
     """The archive of a job's code, for a supervisor of its live attempt."""
-    asked, token = (job, attempt, node_rank), bearer_token(request.headers)
-    path = await in_thread(lambda: supervisor_code(here.platform, asked, digest, token))
+    token = bearer_token(request.headers)
+    path = await in_thread(lambda: supervisor_code(here.platform, key, digest, token))
     return FileResponse(path, media_type="application/x-tar")
 
 
@@ -74,12 +72,10 @@ async def get_secrets(
     here: Here,
     request: Request,
     response: Response,
-    job: Number,
-    attempt: Number,
-    node_rank: Number,
+    key: SupervisorKey,
 ) -> SecretValues:
     """The values of a job's secrets, for a supervisor of its live attempt that is starting."""
-    asked, token = (job, attempt, node_rank), bearer_token(request.headers)
-    values = await in_thread(lambda: supervisor_secrets(here.platform, asked, token))
+    token = bearer_token(request.headers)
+    values = await in_thread(lambda: supervisor_secrets(here.platform, key, token))
     response.headers["Cache-Control"] = "no-store"
     return SecretValues(values=values)

@@ -22,7 +22,7 @@ from phalanx.schemas.wire.tunnels import (
 )
 from phalanx.server.access import ATTEMPT, Of, bearer_token, needs
 from phalanx.server.context import By, Context, Here, in_thread
-from phalanx.server.strict_requests import JobNum, Number, StrictRoute, Wait
+from phalanx.server.strict_requests import JobNum, StrictRoute, SupervisorKey, Wait
 from phalanx.server.tunnels.registry import NodeKey, Transferred, TunnelRegistry, topic_of
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.sync import check_live
@@ -120,11 +120,9 @@ async def delete_tunnel(
 
 
 @router.get(_NODE, openapi_extra=ATTEMPT)
-async def get_tunnels(
-    here: Here, request: Request, job: Number, attempt: Number, node_rank: Number
-) -> list[TunnelOrder]:
+async def get_tunnels(here: Here, request: Request, caller: SupervisorKey) -> list[TunnelOrder]:
     """The tunnels that wait for a supervisor of a live attempt; each is given once."""
-    key = await _node(here, request, job, attempt, node_rank)
+    key = await _node(here, request, caller)
     return [
         TunnelOrder.of(one.purpose, tunnel=one.id, command=list(one.purpose.command))
         for one in _registry(request).join(key)
@@ -132,18 +130,16 @@ async def get_tunnels(
 
 
 @router.get(f"{_NODE}/{{tunnel}}", openapi_extra=ATTEMPT)
-async def get_node_tunnel(  # noqa: PLR0913
+async def get_node_tunnel(
     here: Here,
     request: Request,
     tunnel: TunnelId,
-    job: Number,
-    attempt: Number,
-    node_rank: Number,
+    caller: SupervisorKey,
     after: _Position = 0,
     wait_s: Wait = 0.0,
 ) -> TunnelChunk:
     """The next bytes from the client; those before `after` are confirmed. Waits up to `wait_s` for some."""
-    key, registry = await _node(here, request, job, attempt, node_rank), _registry(request)
+    key, registry = await _node(here, request, caller), _registry(request)
 
     def look() -> Transferred:
         return registry.node_reads(tunnel, key, after, MAX_CHUNK_BYTES)
@@ -156,13 +152,11 @@ async def post_node_data(
     here: Here,
     request: Request,
     tunnel: TunnelId,
-    job: Number,
-    attempt: Number,
-    node_rank: Number,
+    caller: SupervisorKey,
     sent: TunnelData,
 ) -> TunnelTaken:
     """Send bytes to the client; repeated ones are passed over."""
-    key, data = await _node(here, request, job, attempt, node_rank), _decoded(sent)
+    key, data = await _node(here, request, caller), _decoded(sent)
     done = _registry(request).node_sends(tunnel, key, sent.at, data, over=sent.over)
     return _taken(here, tunnel, done)
 
@@ -170,11 +164,11 @@ async def post_node_data(
 # -- inside ----------------------------------------------------------------------------------------
 
 
-async def _node(here: Context, request: Request, job: int, attempt: int, node: int) -> NodeKey:
+async def _node(here: Context, request: Request, caller: SupervisorKey) -> NodeKey:
     """The supervisor that calls. Raises Unauthenticated, and PermissionDenied for one that is over."""
     token = bearer_token(request.headers)
-    await in_thread(check_live, here.platform, (job, attempt, node), token)
-    return NodeKey(job, attempt, node)
+    await in_thread(check_live, here.platform, caller, token)
+    return NodeKey(*caller[:3])
 
 
 async def _next(

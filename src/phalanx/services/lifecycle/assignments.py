@@ -56,7 +56,7 @@ def assignments(
     nodes: dict[str, Node],
     contract: JobContract,
 ) -> list[tuple[Node, Assignment]]:
-    """The node and assignment of each node rank. Raises KeyError for an unknown node."""
+    """The node and assignment of each node rank that launches. Raises KeyError for an unknown node."""
     shares_on = Counter(share.node for share in attempt.placement.shares)
     parts = stored.job.policy.parts(len(attempt.placement.shares))
     roles = {role.name: role for role in contract.roles}
@@ -65,7 +65,9 @@ def assignments(
         for part in parts
     }
     made: list[tuple[Node, Assignment]] = []
-    for node_rank, share in enumerate(attempt.placement.shares):
+    for node_rank in attempt.to_launch:
+        share = attempt.placement.shares[node_rank]
+        incarnation = attempt.nodes[node_rank].incarnation
         node, part = nodes[share.node], part_at(parts, node_rank)
         cpus = roles[part.name].cpus_per_node or max(1, node.num_cpus // shares_on[share.node])
         place = _place(platform, stored, parts, part, node_rank) if len(parts) > 1 else None
@@ -73,7 +75,13 @@ def assignments(
             (
                 node,
                 _assignment(
-                    platform, stored, contract, gangs[part.name], place, node_rank, cpus
+                    platform,
+                    stored,
+                    contract,
+                    gangs[part.name],
+                    place,
+                    (node_rank, incarnation),
+                    cpus,
                 ).model_copy(update=_devices(node, share)),
             )
         )
@@ -114,9 +122,11 @@ def _assignment(
     contract: JobContract,
     gang: GangContract,
     place: RolePlace | None,
-    node_rank: int,
+    named: tuple[int, int],
     cpus: int,
 ) -> Assignment:
+    """`named` are the node rank and the incarnation of the supervisor."""
+    node_rank, incarnation = named
     home, num, facts, python = platform.home, stored.job.num, stored.facts, contract.python
     workdir = str(code_dir(home, num, gang.attempt))
     adapter = framework(gang.role.framework)
@@ -124,8 +134,9 @@ def _assignment(
     return Assignment(
         gang=gang,
         node_rank=node_rank,
+        incarnation=incarnation,
         role=place,
-        node_dir=str(home.node_dir(num, gang.attempt, node_rank)),
+        node_dir=str(home.node_dir(num, gang.attempt, node_rank, incarnation)),
         workdir=workdir,
         cwd=_cwd(facts, workdir),
         command=adapter.command(gang.role, cpus).argv,
@@ -146,7 +157,7 @@ def _assignment(
         server_url=platform.server_url,
         server_ca=platform.server_ca,
         server_file=str(home.server_file),
-        token=platform.supervisor_token(num, gang.attempt),
+        token=platform.supervisor_token(num, gang.attempt, incarnation),
         code=facts.code_digest,
         resume=_resume(contract, place),
         log_format=platform.log_format,

@@ -6,7 +6,9 @@ simply executed again.
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from phalanx.core.contract.job import JobContract
@@ -120,11 +122,7 @@ def _given_up(
     attempt = _live_attempt(stored, command)
     if command.kind != "launch_attempt" or attempt is None or command.tries < _LAUNCH_TRIES:
         return []
-    pool = attempt.placement.pool
-    refs = [
-        SupervisorRef(command.job, command.attempt, rank, pool)
-        for rank in range(len(attempt.nodes))
-    ]
+    refs = [_ref(command, attempt, rank) for rank in attempt.to_launch]
     try:
         for ref in refs:
             platform.executor.stop(ref)
@@ -137,7 +135,14 @@ def _given_up(
             extra={"event": "supervisors_not_stopped", "job": command.job},
         )
         return []
-    return _not_launched(attempt, 0, f"an internal error of the platform: {error}")
+    said = f"an internal error of the platform: {error}"
+    return _not_launched(attempt, attempt.to_launch, said)
+
+
+def _ref(command: LeasedCommand, attempt: Attempt, node_rank: int) -> SupervisorRef:
+    incarnation = attempt.nodes[node_rank].incarnation
+    pool = attempt.placement.pool
+    return SupervisorRef(command.job, command.attempt, node_rank, pool, incarnation)
 
 
 def _is_launch(command: LeasedCommand, stored: StoredJob) -> bool:
@@ -152,13 +157,19 @@ def _is_launch(command: LeasedCommand, stored: StoredJob) -> bool:
 def _expect(
     tx: Tx, platform: Platform, commands: list[LeasedCommand], stored: dict[int, StoredJob]
 ) -> None:
-    fresh = []
+    fresh: dict[supervisors.Key, str] = {}
     for command in commands:
         attempt = _live_attempt(stored[command.job], command)
         assert attempt is not None
-        hashed = token_hash(platform.supervisor_token(command.job, attempt.num))
-        fresh.append((command.job, attempt.num, len(attempt.nodes), hashed))
+        hashed = functools.cache(functools.partial(_token_hash, platform, command))
+        for rank in attempt.to_launch:
+            incarnation = attempt.nodes[rank].incarnation
+            fresh[command.job, attempt.num, rank, incarnation] = hashed(incarnation)
     supervisors.expect(tx, fresh)
+
+
+def _token_hash(platform: Platform, command: LeasedCommand, incarnation: int) -> str:
+    return token_hash(platform.supervisor_token(command.job, command.attempt, incarnation))
 
 
 def _finish(
@@ -210,11 +221,11 @@ def _live_attempt(stored: StoredJob, command: LeasedCommand) -> Attempt | None:
 def _launch(
     platform: Platform, command: LeasedCommand, stored: StoredJob, nodes: dict[str, Node]
 ) -> list[JobEvent]:
-    """Start one supervisor per node rank; a LaunchFailed event for each that did not start."""
+    """Start the supervisors of a launch; a LaunchFailed event for each node rank that did not start."""
     attempt = _live_attempt(stored, command)
     if attempt is None or not _is_launch(command, stored):
         return []
-    started = 0
+    left = list(attempt.to_launch)
     try:
         digest = stored.facts.code_digest
         # Without code the executor creates an empty folder on the nodes.
@@ -223,21 +234,21 @@ def _launch(
         contract = contract_of(stored.facts)
         why = unreadable(platform, stored.facts.project, contract.secrets)
         if why is not None:
-            return _not_launched(attempt, 0, why.message, why.cause)
+            return _not_launched(attempt, left, why.message, why.cause)
         placed = assignments(platform, stored, attempt, nodes, contract)
         placed = _with_provenance(platform, stored, contract, placed)
         # Not isinstance: it looks at every member of the protocol for each launch.
-        if hasattr(platform.executor, "reserve"):
+        if hasattr(platform.executor, "reserve") and not attempt.ranks_may_start:
             platform.executor.reserve(attempt.placement, [assignment for _, assignment in placed])
         for node, assignment in placed:
             platform.executor.start(node, assignment)
-            started += 1
+            left.remove(assignment.node_rank)
     except LaunchError as error:
-        return _not_launched(attempt, started, error.message, Cause(error.cause))
+        return _not_launched(attempt, left, error.message, Cause(error.cause))
     except SpecInvalid as error:
-        return _not_launched(attempt, started, error.message)
+        return _not_launched(attempt, left, error.message)
     except KeyError as error:
-        return _not_launched(attempt, started, f"node {error.args[0]} has left the pool")
+        return _not_launched(attempt, left, f"node {error.args[0]} has left the pool")
     return []
 
 
@@ -266,10 +277,9 @@ def _with_provenance(
 
 
 def _not_launched(
-    attempt: Attempt, started: int, message: str, cause: Cause = Cause.START_FAILED
+    attempt: Attempt, left: Sequence[int], message: str, cause: Cause = Cause.START_FAILED
 ) -> list[JobEvent]:
-    ranks = range(started, len(attempt.nodes))
-    return [LaunchFailed(attempt.num, rank, message, cause) for rank in ranks]
+    return [LaunchFailed(attempt.num, rank, message, cause) for rank in left]
 
 
 # -- kill ----------------------------------------------------------------------------------------
@@ -280,6 +290,5 @@ def _kill(platform: Platform, command: LeasedCommand, stored: StoredJob) -> list
     attempt = _live_attempt(stored, command)
     if attempt is not None:
         for node_rank in range(len(attempt.nodes)):
-            pool = attempt.placement.pool
-            platform.executor.stop(SupervisorRef(command.job, command.attempt, node_rank, pool))
+            platform.executor.stop(_ref(command, attempt, node_rank))
     return []

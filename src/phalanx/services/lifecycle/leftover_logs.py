@@ -34,7 +34,9 @@ def collect_logs(platform: Platform, gone: SupervisorStatus, now: int) -> None:
     ref = gone.ref
     files = {
         (ref.attempt, one.generation, one.rank, one.stream): one
-        for one in output_files(platform.home.node_dir(ref.job, ref.attempt, ref.node_rank))
+        for one in output_files(
+            platform.home.node_dir(ref.job, ref.attempt, ref.node_rank, ref.incarnation)
+        )
     }
     sizes = {(ref.attempt, *one.key): one.num_bytes for one in gone.output}
     sizes |= {key: file.size for key, file in files.items()}

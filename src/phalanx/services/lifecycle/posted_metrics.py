@@ -107,7 +107,7 @@ def _place(platform: Platform, num: int, token: str) -> ReportingPlace:
     place = ReportingPlace.named_by(token)
     if place is None or place.job != num:
         raise _wrong()
-    right = place.token(platform.supervisor_token(place.job, place.attempt))
+    right = place.token(platform.supervisor_token(place.job, place.attempt, place.incarnation))
     if not hmac.compare_digest(right.encode(), token.encode()):
         raise _wrong()
     return place
@@ -137,7 +137,8 @@ def _store(
     now: int,
 ) -> None:
     num = place.job
-    known = supervisors.find(tx, num, place.attempt, place.node_rank)
+    supervisor = (num, place.attempt, place.node_rank, place.incarnation)
+    known = supervisors.find(tx, supervisor)
     if known is None:
         raise _wrong()
     _bound_names(tx, num, posted)
@@ -164,7 +165,7 @@ def _store(
             _read_results(inbox, stored, place.generation, list(zip(points, posted, strict=True)))
     last = max(point.step for point in points)
     if same and (known.step is None or last > known.step):
-        supervisors.update(tx, num, place.attempt, place.node_rank, step=last)
+        supervisors.update(tx, supervisor, step=last)
     inbox.flush()
     if inbox.events:
         commit_events(tx, num, inbox.events, now, f"rank:{rank}")

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.core.jobs.desired import desired
+from phalanx.core.jobs.events import CheckpointCommitted, CheckpointQuarantined, JobEvent
 from phalanx.core.jobs.model import Job
 from phalanx.errors import PermissionDenied, StoreUnavailable, Unauthenticated, UserError
 from phalanx.schemas.wire import PROTOCOL
 from phalanx.schemas.wire.supervision import Orders, SyncRequest, SyncResponse
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.assignments import secret_values
-from phalanx.services.lifecycle.commit import commit_many
+from phalanx.services.lifecycle.commit import Note, commit_many
 from phalanx.services.lifecycle.reports import Inbox, flush_all, read_heartbeat, read_report
 from phalanx.services.platform import Platform, token_hash
 from phalanx.store import jobs, lineage, supervisors
@@ -25,6 +26,7 @@ from phalanx.store.supervisors import Key, SupervisorRow
 
 _US = 1_000_000
 _MAX_DRIFT = 100e-6  # seconds per second: tolerance of a quartz clock
+_ACCOUNT = (CheckpointCommitted, CheckpointQuarantined, Note)
 _CLOCK_STEP_US = 10_000_000
 _PROTOCOLS = range(max(1, PROTOCOL - 1), PROTOCOL + 1)
 TOKEN_ENDS_US = 24 * 3600 * _US
@@ -51,7 +53,8 @@ class SyncCall:
     @property
     def key(self) -> Key:
         """The supervisor that calls."""
-        return self.request.job, self.request.attempt, self.request.node_rank
+        request = self.request
+        return request.job, request.attempt, request.node_rank, request.incarnation
 
 
 def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: int) -> SyncAnswer:
@@ -128,16 +131,27 @@ def _receive_all(
     flush_all(list(inboxes.values()))
     # Supervisors of one job report at the same time: those that do not change it need no lock.
     events = {key: inbox.events for key, inbox in inboxes.items() if inbox.events}
-    stored = rows.many(tx, sorted(job for job, _, _ in events))
+    stored = rows.many(tx, sorted(key[0] for key in events))
     stored |= rows.many(tx, [key[0] for key in inboxes if key not in events], lock=False)
-    for rank in sorted({rank for _, _, rank in events}):
-        batch = [(job, some) for (job, _, at), some in sorted(events.items()) if at == rank]
+    events = {key: _of_account(stored[key[0]].job, key, some) for key, some in events.items()}
+    for rank in sorted({key[2] for key in events}):
+        batch = [(key[0], some) for key, some in sorted(events.items()) if key[2] == rank]
         commit_many(tx, batch, now, f"supervisor:n{rank}", known=stored)
     fresh = {num: one for num, one in tx.touched.rows.items() if isinstance(one, StoredJob)}
     return {
         call.key: _answer(tx, call, inboxes[call.key].row["last_seq"], stored | fresh, now)
         for call in calls
     }
+
+
+def _of_account(job: Job, key: Key, events: list[JobEvent | Note]) -> list[JobEvent | Note]:
+    """What a supervisor may still say that was replaced: which checkpoints there are, and notes."""
+    attempt = job.attempt
+    if attempt is None or attempt.num != key[1]:
+        return events
+    if attempt.nodes[key[2]].incarnation == key[3]:
+        return events
+    return [one for one in events if isinstance(one, _ACCOUNT)]
 
 
 def _answer(
@@ -162,13 +176,12 @@ def _orders(tx: Tx, request: SyncRequest, job: Job, now: int) -> Orders:
     # In its first generation a job has made no step.
     resumes = job.attempts > 1 or (job.attempt is not None and job.attempt.generation > 0)
     last_step = lineage.last_step(tx, request.job) if resumes else 0
-    return Orders.from_core(desired(job, request.attempt, request.node_rank), now, last_step)
+    wanted = desired(job, request.attempt, request.node_rank, request.incarnation)
+    return Orders.from_core(wanted, now, last_step)
 
 
-def supervisor_code(
-    platform: Platform, asked: tuple[int, int, int], digest: str, token: str
-) -> Path:
-    """The path of the code archive for one supervisor (job, attempt, node rank).
+def supervisor_code(platform: Platform, asked: Key, digest: str, token: str) -> Path:
+    """The path of the code archive for one supervisor (job, attempt, node rank, incarnation).
 
     Raises Unauthenticated for a wrong token, PermissionDenied for the code of another job and for an
     attempt that is over.
@@ -179,10 +192,8 @@ def supervisor_code(
     return code.local_archive(platform, digest)
 
 
-def supervisor_secrets(
-    platform: Platform, asked: tuple[int, int, int], token: str
-) -> dict[str, str]:
-    """The values of a job's secrets for one supervisor (job, attempt, node rank) that is starting.
+def supervisor_secrets(platform: Platform, asked: Key, token: str) -> dict[str, str]:
+    """The values of a job's secrets for one supervisor that is starting; `asked` is its key.
 
     They are sent until its first sync call and not after it: a token that is stolen later reads nothing.
     Raises Unauthenticated for a wrong token, PermissionDenied for a late call and for an attempt that is
@@ -194,31 +205,34 @@ def supervisor_secrets(
     return secret_values(platform, stored, asked[2])
 
 
-def check_live(platform: Platform, asked: tuple[int, int, int], token: str) -> None:
-    """Check the token of a supervisor (job, attempt, node rank) of a live attempt.
+def check_live(platform: Platform, asked: Key, token: str) -> None:
+    """Check the token of a supervisor (job, attempt, node rank, incarnation) of a live attempt.
 
     Raises Unauthenticated, and PermissionDenied for an attempt that is over.
     """
     _of_live_attempt(platform, asked, token)
 
 
-def _of_live_attempt(
-    platform: Platform, asked: tuple[int, int, int], token: str
-) -> tuple[SupervisorRow, StoredJob]:
-    """The supervisor (job, attempt, node rank) with a token, and its job.
+def _of_live_attempt(platform: Platform, asked: Key, token: str) -> tuple[SupervisorRow, StoredJob]:
+    """The supervisor (job, attempt, node rank, incarnation) with a token, and its job.
 
     Raises Unauthenticated, and PermissionDenied for an attempt that is over: what it needed to start is
     not sent to it any more.
     """
 
     def look(tx: Tx) -> tuple[SupervisorRow | None, StoredJob | None]:
-        return supervisors.find(tx, *asked), jobs.find(tx, asked[0])
+        return supervisors.find(tx, asked), jobs.find(tx, asked[0])
 
     known, stored = platform.store.view(look)
     _authenticate(known, token)
     assert known is not None
     attempt = None if stored is None or stored.job.is_terminal else stored.job.attempt
-    is_live = attempt is not None and attempt.num == asked[1] and known.released_at is None
+    is_live = (
+        attempt is not None
+        and attempt.num == asked[1]
+        and attempt.nodes[asked[2]].incarnation == asked[3]
+        and known.released_at is None
+    )
     if stored is None or not is_live:
         raise PermissionDenied("this attempt is over")
     return known, stored

@@ -41,6 +41,7 @@ _FAILED: dict[
     _COMPARED: StacksCaptured,
     "ranks_ended": RanksEnded,
 }
+_ATTEMPT_ENDS = ("stopping", "queued", "failed")
 _ENDINGS = (*_FAILED, "node_lost", "launch_failed", "stop_requested")
 EVIDENCE_LINES = 12
 """Lines of a traceback or of stacks that a fault shows; `phalanx show` and `phalanx stacks` have all."""
@@ -58,9 +59,7 @@ def lineage_view(tx: Tx, job: Job) -> LineageView:
     saved = lineage.count_checkpoints(tx, job.num)
     copies = lineage.count_copies(tx, job.num)
     num_samples = max((s.num_samples for s in slices if s.num_samples is not None), default=None)
-    silent = supervisors.silent_attempts(tx, job.num)
-    if job.attempt is not None:
-        silent.discard(job.attempt.num)
+    silent = supervisors.silent_attempts(tx, job.num, 0 if job.attempt is None else job.attempt.num)
     counted = None if num_samples is None else account(slices, restores, num_samples, silent)
     return LineageView.of(
         counted,
@@ -85,7 +84,7 @@ def account(
 ) -> LedgerSummary:
     """Summarize the data that the lineage of the newest weights consumed.
 
-    `silent` are ended attempts of which a supervisor never reported its exit.
+    `silent` are attempts with a supervisor that has ended and never reported its exit.
     """
     began = {(one.attempt, one.generation): (one.epoch, one.position) for one in restores}
     consumed: dict[tuple[int, int], list[Consumed]] = {key: [] for key in began}
@@ -127,7 +126,11 @@ def restarts_of(
             continue
         key = (line.attempt, -1 if line.generation is None else line.generation)
         if key[1] < 0:
-            ours = [row.generation for row in rows if row.attempt == line.attempt]
+            ours = [
+                row.generation
+                for row in rows
+                if row.attempt == line.attempt and (row.up_at is None or row.up_at <= line.at)
+            ]
             key = (line.attempt, max(ours, default=0))
         # The stacks of all nodes may name another rank than those of the node that saw the stall.
         if key not in failed or line.kind == _COMPARED:
@@ -149,14 +152,12 @@ def _failure(line: StoredEvent) -> GenerationFault | None:
             return None
         at = min(failure.at, line.at)
         return GenerationFault(failure.cause.value, failure.message, at, failure)
-    if line.kind in ("node_lost", "launch_failed") and line.state in (
-        "stopping",
-        "queued",
-        "failed",
-    ):
-        if line.kind == "node_lost":
-            lost = decode(NodeLost, line.data)
+    if line.kind == "node_lost":
+        lost = decode(NodeLost, line.data)
+        if line.state in _ATTEMPT_ENDS or lost.replacement is not None:
             return GenerationFault(lost.cause.value, lost.message, line.at)
+        return None
+    if line.kind == "launch_failed" and line.state in _ATTEMPT_ENDS:
         not_launched = decode(LaunchFailed, line.data)
         return GenerationFault(not_launched.cause.value, not_launched.message, line.at)
     return None

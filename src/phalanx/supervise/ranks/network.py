@@ -71,7 +71,13 @@ class MetricsReporting:
     def __init__(self, assignment: Assignment, generation: int, folder: Path) -> None:
         """`folder` is that of the generation."""
         gang = assignment.gang
-        place = ReportingPlace(gang.job.num, gang.attempt, generation, assignment.node_rank)
+        place = ReportingPlace(
+            gang.job.num,
+            gang.attempt,
+            generation,
+            assignment.node_rank,
+            assignment.incarnation,
+        )
         self._job = gang.job.num
         self._file = folder / "metrics-token"
         self.token = place.token(assignment.token)

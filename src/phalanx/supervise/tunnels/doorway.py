@@ -51,6 +51,7 @@ class TunnelDoorway:
             "job": gang.job.num,
             "attempt": gang.attempt,
             "node_rank": self._assignment.node_rank,
+            "incarnation": self._assignment.incarnation,
         }
         return NodeCalls(self._server, self._assignment.token, key)
 

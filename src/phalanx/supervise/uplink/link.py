@@ -312,7 +312,11 @@ class ControlPlaneLink:
         self._clock = clock
         self._deliver = deliver
         self._request = SyncRequest(
-            job=gang.job.num, attempt=gang.attempt, node_rank=assignment.node_rank, sent_at=0
+            job=gang.job.num,
+            attempt=gang.attempt,
+            node_rank=assignment.node_rank,
+            incarnation=assignment.incarnation,
+            sent_at=0,
         )
         self._address = ControlPlaneAddress(
             assignment.server_url, assignment.server_file, ca=assignment.server_ca

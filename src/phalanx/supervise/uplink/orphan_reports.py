@@ -1,9 +1,10 @@
-"""Reports that supervisors of earlier attempts did not send, sent in their name.
+"""Reports that earlier supervisors of the job did not send, sent in their name.
 
-A supervisor that is killed leaves its ranks' report files behind. The first supervisor of a later attempt
-that finds them on its node continues reading where the dead one stopped, and sends what is missing in the
-job's accounts: ledger rows, reports of trials, and commits, removals and restores of checkpoints. It uses
-the dead one's token and continues its report numbers, so that nothing is stored twice.
+A supervisor that is killed leaves its ranks' report files behind. Its replacement in the attempt, or the
+first supervisor of a later attempt that finds them on its node, continues reading where the dead one
+stopped, and sends what is missing in the job's accounts: ledger rows, reports of trials, and commits,
+removals and restores of checkpoints. It uses the dead one's token and continues its report numbers, so
+that nothing is stored twice.
 """
 
 from __future__ import annotations
@@ -67,15 +68,20 @@ def mark_reported(node_dir: Path) -> None:
 
 
 def unreported_folders(node_dir: Path) -> list[Path]:
-    """Folders of supervisors of earlier attempts on this node that may have unsent reports.
+    """Folders of earlier supervisors on this node that may have unsent reports.
 
-    The newest come first, at most `_MOST_FOLDERS`.
+    Those of earlier attempts, and those that this one replaces; the newest come first, at most
+    `_MOST_FOLDERS`.
     """
     own = _attempt_of(node_dir.parent)
     if own is None:
         return []
     found: list[tuple[int, Path]] = []
     with contextlib.suppress(OSError):
+        rank, _, incarnation = node_dir.name.partition(".")
+        before = [rank, *(f"{rank}.{one}" for one in range(1, int(incarnation or 0)))]
+        if incarnation:
+            found.extend((own, node_dir.with_name(name)) for name in before)
         for attempt_dir in node_dir.parent.parent.iterdir():
             number = _attempt_of(attempt_dir)
             if number is not None and number < own:
@@ -103,6 +109,7 @@ class _Impersonation:
             job=self.assignment.gang.job.num,
             attempt=self.assignment.gang.attempt,
             node_rank=self.assignment.node_rank,
+            incarnation=self.assignment.incarnation,
             sent_at=self.clock.now(),
             reports=reports,
             heartbeat=Heartbeat(generation=-1),  # its own heartbeats hold its progress

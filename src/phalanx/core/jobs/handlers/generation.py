@@ -81,12 +81,17 @@ def ranks_ended(job: Job, event: e.RanksEnded, now: int) -> Decision:
     failure = _failure_of(job, event, now)
     if failure is not None and failure not in attempt.failures:
         job = record_failure(job, failure)
-    attempt = live(job)
     if event.target is not None and _is_at_target(job):
         return Decision(_at_target(job, event.target, now))
+    return Decision(after_ends(job, now))
+
+
+def after_ends(job: Job, now: int) -> Job:
+    """End the generation if the ranks of all nodes, or all ranks that the job needs, have ended."""
+    attempt = live(job)
     if not attempt.finished and (attempt.all_in(NodePhase.ENDED) or job.is_done):
-        return Decision(_generation_over(job, now))
-    return Decision(job)
+        return _generation_over(job, now)
+    return job
 
 
 def _is_at_target(job: Job) -> bool:
@@ -153,7 +158,12 @@ def _next_generation(job: Job) -> Job:
         attempt,
         generation=attempt.generation + 1,
         nodes=tuple(
-            NodeStatus(NodePhase.READY, node.port, addresses=node.addresses)
+            NodeStatus(
+                NodePhase.READY,
+                node.port,
+                addresses=node.addresses,
+                incarnation=node.incarnation,
+            )
             for node in attempt.nodes
         ),
         ranks_may_start=True,

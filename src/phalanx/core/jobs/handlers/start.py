@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from phalanx.core.gang.placement import Placement
 from phalanx.core.jobs import events as e
+from phalanx.core.jobs.handlers.generation import after_ends
 from phalanx.core.jobs.handlers.steps import US, live
 from phalanx.core.jobs.model import (
     Attempt,
@@ -60,9 +61,13 @@ def node_ready(job: Job, event: e.NodeReady, now: int) -> Decision:
     attempt = live(job)
     if attempt.nodes[event.node_rank].phase is not NodePhase.LAUNCHING:
         return Decision(job, ignored="the node has checked in before")
+    # A replacement takes the place of ranks that have ended.
+    phase = NodePhase.ENDED if attempt.ranks_may_start else NodePhase.READY
     attempt = attempt.with_node(
-        event.node_rank, phase=NodePhase.READY, port=event.port, addresses=event.addresses
+        event.node_rank, phase=phase, port=event.port, addresses=event.addresses
     )
+    if phase is NodePhase.ENDED:
+        return Decision(after_ends(replace(job, attempt=attempt), now))
     if attempt.all_in(NodePhase.READY) and job.state is not JobState.STOPPING:
         attempt = replace(attempt, ranks_may_start=True)
     return Decision(replace(job, attempt=attempt))
