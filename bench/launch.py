@@ -6,6 +6,7 @@ Everything runs `bench/steps.py` with 3 ranks. Each figure is the median of inte
 
 * recovery: from SIGKILL of a random rank to the next completed optimizer step, warm and cold
   (bars: 1.0 s and 5 s; torchrun needs about 4 s where its restart does not hang);
+* lost node: the same from SIGKILL of the supervisor of one of three nodes, which is replaced (bar: 5 s);
 * cold start: from `phalanx run` with nothing running to the first optimizer step, over torchrun's
   (bar: 0.9);
 * warm start: the same with `phalanx up` and a spare warm process (bar: 0.3).
@@ -100,17 +101,17 @@ def client(home: Path) -> PhalanxClient:
     return PhalanxClient(server.url, server.token)
 
 
-def rank_pids(home: Path) -> list[int]:
-    """Pids of the ranks of the home's newest job."""
+def pids_of(home: Path, kind: str) -> list[int]:
+    """Pids of the `ranks` or of the supervisors of the `nodes` of the home's newest job."""
     deadline = time.time() + GUARD_S
     with client(home) as api:
         newest = api.jobs(limit=1).jobs[0].num
         while time.time() < deadline:
-            found = [rank.pid for rank in api.job(newest).ranks]
+            found = [one.pid for one in getattr(api.job(newest), kind)]
             if found and all(found):
                 return [pid for pid in found if pid]
             time.sleep(0.05)
-    raise SystemExit("the ranks' pids never became known")
+    raise SystemExit(f"the pids of the {kind} never became known")
 
 
 def stop_server(home: Path) -> None:
@@ -119,11 +120,15 @@ def stop_server(home: Path) -> None:
         os.kill(ServerFile.model_validate_json((home / "server.json").read_text()).pid, 15)
 
 
-def recovery(work: Path, flags: list[str], rounds: int) -> list[float]:
-    """Seconds from SIGKILL of a random rank to the next completed step, `rounds` times in one job."""
+def recovery(work: Path, flags: list[str], rounds: int, kind: str = "ranks") -> list[float]:
+    """Seconds from SIGKILL of a random rank to the next completed step, `rounds` times in one job.
+
+    With `kind` "nodes" the supervisor of a random node is killed.
+    """
     home, trace = work / "home", Trace(work / "steps")
     env = environment(trace, home, steps=20_000)
-    command = [BIN / "phalanx", "run", "-n", "3", "--checkpoint-every", "1s", *flags, SCRIPT]
+    size = ["-n", "1", "--nodes", "3"] if kind == "nodes" else ["-n", "3"]
+    command = [BIN / "phalanx", "run", *size, "--checkpoint-every", "1s", *flags, SCRIPT]
     seconds: list[float] = []
     rng = random.Random(7)
     with started(command, env, work / "log"):
@@ -131,7 +136,7 @@ def recovery(work: Path, flags: list[str], rounds: int) -> list[float]:
         for _ in range(rounds):
             # Let it make progress and commit a checkpoint, as a job has that is worth recovering.
             trace.first_after(time.time() + 2.5)
-            victim = rng.choice(rank_pids(home))
+            victim = rng.choice(pids_of(home, kind))
             killed = time.time()
             os.kill(victim, signal.SIGKILL)
             # Surviving ranks cannot complete a step: the next one is the next generation's.
@@ -211,6 +216,7 @@ def report(results: dict[str, list[float]], rounds: int) -> None:
     rows = [
         ("SIGKILL of a rank to the next step, warm", middle["recovery warm"], "s", 1.0),
         ("SIGKILL of a rank to the next step, cold", middle["recovery cold"], "s", 5.0),
+        ("SIGKILL of a node of three to the next step", middle["lost node"], "s", 5.0),
         ("phalanx run / torchrun, nothing running", middle["cold"] / middle["torchrun"], "x", 0.9),
         ("phalanx run / torchrun, phalanx up", middle["warm"] / middle["torchrun"], "x", 0.3),
     ]
@@ -236,6 +242,10 @@ def main() -> None:
         folder.mkdir()
         results[name] = recovery(folder, flags, rounds)
         print(f"  {name}: " + " ".join(f"{s:.2f}" for s in results[name]), flush=True)
+    folder = work / "lost-node"
+    folder.mkdir()
+    results["lost node"] = recovery(folder, [], rounds, "nodes")
+    print("  lost node: " + " ".join(f"{s:.2f}" for s in results["lost node"]), flush=True)
     results.update(starts(work, rounds))
     report(results, rounds)
     if args.json:

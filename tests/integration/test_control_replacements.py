@@ -13,6 +13,7 @@ from phalanx.errors import LaunchError
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.schemas.wire import supervision as wire
 from phalanx.server.loops.steps import poll_step
+from phalanx.services.lifecycle import polling
 
 pytestmark = pytest.mark.integration
 
@@ -55,6 +56,7 @@ def test_the_others_wait_and_go_on_with_the_replacement(
     fresh = rig.supervisor(NUM, 1, incarnation=1)
     assert fresh.assignment.node_dir == f"{gang[1].assignment.node_dir}.1"
     assert rig.executor.num_starts == 4
+    assert fresh.sync().orders.action is Action.WAIT
     assert fresh.ready(4011).action is Action.WAIT
     # The last ranks of the generation end after it has checked in.
     orders = gang[2].ended(0, "failed", step=7)
@@ -100,12 +102,13 @@ def test_the_lost_one_has_no_say_any_more(rig: Rig, gang: list[ScriptedSuperviso
         where = {"job": NUM, "attempt": 1, "node_rank": 1, "incarnation": one.ref.incarnation}
         headers = {"Authorization": f"Bearer {one.token}"}
         with httpx.Client(base_url=URL, transport=rig.transport) as http:
-            path = "/api/v1/supervisors/secrets"
+            path = "/api/v1/supervisors/tunnels"
             return http.get(path, params=where, headers=headers).status_code
 
     assert (ask(fresh), ask(lost)) == (200, 403)
     for one in (gang[0], gang[2]):
-        one.ended(0, "failed")
+        # Had the lost one checked in again, the next generation would begin.
+        assert one.ended(0, "failed").action is Action.WAIT
     # The account of the lost one still arrives, through the replacement on its node.
     saved = wire.CheckpointReport(
         seq=lost.next_seq(), generation=0, step=4, path="/c/4", at=rig.clock.now(), duration_s=0.1
@@ -183,6 +186,18 @@ def test_two_are_lost_at_once(rig: Rig, gang: list[ScriptedSupervisor]) -> None:
         rig.supervisor(NUM, rank, incarnation=1).ready()
     view = rig.job(NUM)
     assert (view.attempt, view.generation, view.restarts) == (1, 1, 1)
+
+
+def test_a_death_that_is_noticed_twice_is_one(rig: Rig, gang: list[ScriptedSupervisor]) -> None:
+    """A replica that was about to store the death comes late, when the replacement is there."""
+    rig.executor.bury(gang[1].ref)
+    found = rig.executor.poll([gang[1].ref])
+    poll_step(rig.platform, rig.clock.advance(1))
+    rig.turn()
+    rig.supervisor(NUM, 1, incarnation=1).ready()
+    polling._store_gone(rig.platform, found, rig.clock.advance(1))
+    view = rig.job(NUM)
+    assert (view.state, view.attempt) == ("recovering", 1)
 
 
 def test_the_last_one_takes_the_attempt_with_it(rig: Rig, gang: list[ScriptedSupervisor]) -> None:

@@ -31,6 +31,7 @@ _MAX_TEXT = 200
 JobNum = Annotated[int, Path(ge=1, lt=_INT64, description="Number of the job.")]
 ObjectName = Annotated[str, Path(max_length=_MAX_TEXT)]
 Number = Annotated[int, Query(ge=0, lt=_INT64)]
+"""A sequence number, or the number of an attempt, generation or request."""
 
 
 def _supervisor(
@@ -41,7 +42,6 @@ def _supervisor(
 
 SupervisorKey = Annotated[tuple[int, int, int, int], Depends(_supervisor)]
 """The supervisor that a call says that it comes from: job, attempt, node rank, incarnation."""
-"""A sequence number, or the number of an attempt, generation or request."""
 SearchText = Annotated[str | None, Query(max_length=_MAX_TEXT)]
 Texts = Annotated[list[Annotated[str, Query(max_length=_MAX_TEXT)]] | None, Query(max_length=50)]
 Ranks = Annotated[list[Annotated[int, Query(ge=0, lt=2**31)]] | None, Query(max_length=1000)]

@@ -420,8 +420,16 @@ class StoreContract(CurveContract):
         assert store.view(lineage.restoring) == {holds}
         assert store.view(supervisors.released) == {(holds, 2, 1, 1)}
         assert store.view(supervisors.epochs_now) == {holds: (2, 9)}
-        now = store.view(lambda tx: supervisors.of_attempt(tx, holds, 2))
-        assert [(one.node_rank, one.incarnation) for one in now] == [(0, 0), (1, 1)]
+        newest = store.view(lambda tx: supervisors.of_attempt(tx, holds, 2))
+        assert [one.key[2:] for one in newest] == [(0, 0), (1, 1)]
+
+        def silent(live: int) -> set[int]:
+            return store.view(lambda tx: supervisors.silent_attempts(tx, holds, live))
+
+        # None has connected yet; the one that was replaced has ended, the other one lives.
+        for rank in range(2):
+            store.transact(partial(supervisors.update, key=(holds, 2, rank, 0), first_seen_at=NOW))
+            assert silent(2) == ({2} if rank else set())
 
         def known(tx: Tx) -> list[bool]:
             return [supervisors.knows_token(tx, one) for one in (f"hash-{holds}", "old", "new")]

@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.executors.local import LocalExecutor
 from phalanx.executors.protocol import SupervisorRef
-from phalanx.executors.ray.cluster import RayCluster, TrackedSupervisor
+from phalanx.executors.ray.cluster import OperationRefused, RayCluster, TrackedSupervisor
 from phalanx.kit.clock import SystemClock
 from phalanx.schemas.home import HomeLayout
 
@@ -25,6 +25,14 @@ def test_the_driver_forgets_who_is_gone_once_nobody_asks(monkeypatch):
     found = cluster.poll([ref(0), ref(1)], 60.0)
     assert found == [gone, gone]  # asked again, as after a lost answer: the same
     assert set(cluster._tracked) == {(0, 1, 0, 0), (1, 1, 0, 0), (9, 1, 0, 0)}
+
+
+def test_no_actor_is_created_on_a_node_that_is_gone(monkeypatch):
+    """Its bundle would move to no other node, and the actor would wait for it."""
+    cluster = RayCluster("owner", {})
+    monkeypatch.setattr(cluster._node_watch, "raylet_is_gone", lambda node: True)
+    with pytest.raises(OperationRefused, match="the raylet of abc is gone"):
+        cluster.host(1, 1, 0, 1, {"CPU": 1.0}, "abc")
 
 
 def test_the_local_executor_does_too(tmp_path):

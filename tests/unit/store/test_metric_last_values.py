@@ -107,6 +107,7 @@ def test_earlier_databases_get_the_values_of_their_newest_chunks(tmp_path: Path)
     engine = engine_at(f"sqlite:///{path}")
     with engine.begin() as conn:
         conn.exec_driver_sql("DROP TABLE metric_last")
+        conn.exec_driver_sql("ALTER TABLE metric_series ADD COLUMN last_value FLOAT")
         conn.exec_driver_sql("UPDATE alembic_version SET version_num = '0047'")
         conn.exec_driver_sql("UPDATE metric_chunks SET data = x'00' WHERE job = 2")
     migrate.to_head(engine)

@@ -55,7 +55,7 @@ def _url(server):
 def test_a_node_without_the_home_asks_its_control_plane(control_plane):
     control_plane.answers = [(503, {}), (200, {"values": {"KEY": "hush", "OTHER": "x"}})]
     assert secret_values(assignment(control_plane), lambda _: None) == {"KEY": "hush"}
-    path = "/api/v1/supervisors/secrets?job=7&attempt=2&node_rank=1"
+    path = "/api/v1/supervisors/secrets?job=7&attempt=2&node_rank=1&incarnation=0"
     assert control_plane.asked == [(path, "Bearer opensesame")] * 2
 
 

@@ -248,11 +248,11 @@ class RayCluster:
 
         Raises OperationRefused when the raylet of the node or the group of the attempt is gone.
         """
-        import ray
-
         if self._node_watch.raylet_is_gone(node):
             # Ray would move the bundle once it has noticed, and the actor would wait for that.
             raise OperationRefused(f"the raylet of {node[:12]} is gone")
+        import ray
+
         try:
             group = ray.util.get_placement_group(group_name(self._owner, job, attempt))
         except ValueError:

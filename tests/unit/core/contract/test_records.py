@@ -22,6 +22,7 @@ VALUES = {
     "str | None": st.none() | st.text(),
     "float | str | None": st.none() | FLOAT | st.text(),
     "bool": st.booleans(),
+    "Mapping[str, Any]": st.dictionaries(st.text(), NUMBER | st.text() | st.booleans() | st.none()),
     "Mapping[str, float | str]": st.dictionaries(st.text(), FLOAT | st.text()),
     "Sequence[int]": st.lists(NUMBER).map(tuple),
     "Sequence[float]": st.lists(FLOAT).map(tuple),

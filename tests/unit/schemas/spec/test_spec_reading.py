@@ -194,7 +194,7 @@ def test_no_field_is_neither_live_nor_refused():
         "schema name project labels class run setup framework workdir resources pool priority "
         "max_duration grace checkpoint recovery warm env training secrets stall placement "
         "preemptible metrics python roles data communication description depends_on array budget "
-        "image mounts kubernetes residency"
+        "image mounts kubernetes residency tags group config_files"
     )
     refused = {one.path.partition(".")[0] for one in check_supported(load_spec(EVERYTHING))}
     known = {field.alias or name for name, field in JobSpec.model_fields.items()}

@@ -13,9 +13,12 @@ def test_a_token_names_its_place_and_follows_from_the_token_of_the_attempt() -> 
     assert ReportingPlace.named_by(token) == place
     assert "of-the-attempt" not in token
     others = [ReportingPlace(12, 3, 1, 1), ReportingPlace(12, 3, 0, 0), ReportingPlace(12, 4, 0, 1)]
+    # Of a supervisor that was replaced once.
+    later = ReportingPlace(12, 3, 0, 1, 1)
+    assert ReportingPlace.named_by(later.token("of-the-next")) == later
     marks = {one.token("of-the-attempt").rpartition(".")[2] for one in (place, *others)}
     assert len(marks) == 4
-    for text in ("", "12.3.0.1", "12.3.0.1.", "12.3.0.x.ab", "1.2.3.4.5.ab", "\u0663.3.0.1.ab"):
+    for text in ("", "12.3.0.1", "12.3.0.1.", "12.3.0.x.ab", "1.2.3.4.5.6.ab", "\u0663.3.0.1.ab"):
         assert ReportingPlace.named_by(text) is None
 
 
