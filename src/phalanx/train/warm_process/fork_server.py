@@ -22,7 +22,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -96,12 +96,27 @@ def make_forkable(modules: Sequence[str]) -> dict[str, str]:
 def preload(modules: Sequence[str]) -> dict[str, str]:
     """Import modules by name; returns the failed ones with the reason."""
     failed: dict[str, str] = {}
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            failed[name] = f"{type(error).__name__}: {error}"
+    with _without_allocator_threads():
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                failed[name] = f"{type(error).__name__}: {error}"
     return failed
+
+
+@contextlib.contextmanager
+def _without_allocator_threads() -> Iterator[None]:
+    """Keep the allocator of Arrow, which pandas and scikit-learn load, from starting a thread for good."""
+    name, environ = "JE_ARROW_MALLOC_CONF", os.environ  # noqa: TID251 - of this program
+    if name in environ:
+        yield
+        return
+    environ[name] = "background_thread:false"
+    try:
+        yield
+    finally:
+        environ.pop(name, None)
 
 
 def settle_threads() -> None:
